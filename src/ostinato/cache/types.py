@@ -1,0 +1,50 @@
+"""Names for the things that pass through the cache, so that keys are types and not strings."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+BlockId = NewType("BlockId", int)
+"""Index of a block in the pool and of its slice in the storage array."""
+
+BlockHash = NewType("BlockHash", bytes)
+"""SHA-256 of one full block, chained on its parent: names a whole prefix. 32 bytes."""
+
+NamespaceKey = NewType("NamespaceKey", bytes)
+"""Root of a hash chain; made only by `namespace.NamespaceFactory`. 32 bytes."""
+
+TenantId = NewType("TenantId", str)
+"""Whose data it is. Comes from the operator's side (an API key), never from the client."""
+
+TokenArray = npt.NDArray[np.int32]
+"""Token ids, one-dimensional."""
+
+
+class Tier(StrEnum):
+    """Where K/V was found."""
+
+    DEVICE = "device"
+    RAM = "ram"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class MissReason(StrEnum):
+    """Why a prompt's reuse ended where it ended."""
+
+    NONE = "none"
+    """All that may be reused was reused (the last token is always computed)."""
+    DISABLED = "disabled"
+    """Prefix caching is switched off, or the request asked not to read."""
+    COLD = "cold"
+    """Nothing at all is cached in this namespace (tenant, salt, model, K/V format)."""
+    DIVERGED = "diverged"
+    """Cached text of this namespace runs along, then differs at this position."""
+    NOT_CACHED = "not_cached"
+    """The cached prefix simply ends here: never stored, or evicted since."""
+    BELOW_BLOCK = "below_block"
+    """Shorter than one block, and the index reuses whole blocks only."""

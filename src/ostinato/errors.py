@@ -1,0 +1,96 @@
+"""Every exception that Ostinato raises on purpose.
+
+    OstinatoError
+    ├── ConfigError               a setting, or two settings together, cannot work
+    ├── ModelError
+    │   ├── ModelNotFoundError    no such name, file or folder; says how to get it
+    │   ├── ModelFormatError      the file is damaged or of a kind we cannot read
+    │   └── UnsupportedModelError readable, but of an architecture we do not run
+    ├── RequestError              the caller's mistake: becomes a 4xx
+    │   ├── InvalidRequestError   a value is wrong; says what would be right
+    │   ├── ContextLengthError    longer than the model's context
+    │   └── CapacityError         can never fit the K/V pool; says the largest that would
+    ├── EngineStoppedError        the engine is shutting down or has died
+    ├── EngineOverloadedError     too many requests wait already: becomes a 503
+    ├── RequestFailedError        computing this one request failed; others go on: becomes a 500
+    └── CacheIntegrityError       an invariant of the cache is broken: a bug of ours
+
+A `RequestError` carries `param`, the name of the offending field, and `code`, a stable word for programs.
+"""
+
+from __future__ import annotations
+
+
+class OstinatoError(Exception):
+    """Root of the tree; catch it to catch everything we raise on purpose."""
+
+
+class ConfigError(OstinatoError):
+    """A setting is wrong, or two settings cannot work together."""
+
+
+class ModelError(OstinatoError):
+    """Something about a model's files."""
+
+
+class ModelNotFoundError(ModelError):
+    """No model under this name or path."""
+
+
+class ModelFormatError(ModelError):
+    """A model file is damaged, incomplete or not in a format we read."""
+
+
+class UnsupportedModelError(ModelError):
+    """The file is sound, but the architecture or a feature of it is not supported."""
+
+
+class RequestError(OstinatoError):
+    """The request cannot be served as it stands.
+
+    Attributes:
+        param: name of the offending field as the caller wrote it, or None.
+        code: stable machine-readable word, e.g. ``context_length_exceeded``.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequestError(RequestError):
+    """A field has a value that is not allowed."""
+
+    code = "invalid_value"
+
+
+class ContextLengthError(RequestError):
+    """Prompt plus requested output is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class CapacityError(RequestError):
+    """The request alone is larger than the whole K/V pool."""
+
+    code = "kv_capacity_exceeded"
+
+
+class EngineStoppedError(OstinatoError):
+    """The engine no longer takes or finishes requests."""
+
+
+class EngineOverloadedError(OstinatoError):
+    """Too many requests are waiting; the same request may succeed later."""
+
+
+class RequestFailedError(OstinatoError):
+    """A fault of ours while this request was computed. The engine goes on with the others."""
+
+
+class CacheIntegrityError(OstinatoError):
+    """An invariant of the cache does not hold. Raised in tests, counted in production."""

@@ -1,0 +1,43 @@
+"""Guards the block-hash index against believing a hash."""
+
+from __future__ import annotations
+
+from ostinato.cache.index.block_hash import BlockHashIndex
+from ostinato.cache.types import MissReason
+from tests.contract.test_prefix_index import ONE, TWO, blocks, ids
+
+
+def _everything_collides(message: bytes) -> bytes:
+    return b"same"
+
+
+def test_a_collision_never_serves_the_blocks_of_another_prefix() -> None:
+    index, own = BlockHashIndex(2, digest=_everything_collides), blocks(0)
+    index.insert(ONE, ids(1, 2), own, 0)
+    assert list(index.match(ONE, ids(1, 2)).blocks) == own
+    assert not index.match(ONE, ids(3, 4)).blocks
+    assert not index.match(TWO, ids(1, 2)).blocks, "another tenant's equal text collides too"
+
+
+def test_a_chain_whose_hashes_collide_with_itself_is_not_followed_in_a_circle() -> None:
+    index, own = BlockHashIndex(2, digest=_everything_collides), blocks(0, 1)
+    assert list(index.insert(ONE, ids(1, 2, 1, 2), own, 0).blocks) == own[:1]
+    assert list(index.match(ONE, ids(1, 2, 1, 2)).blocks) == own[:1]
+    index.check_integrity()
+
+
+def test_a_block_that_collides_stays_private_and_everything_else_works() -> None:
+    index, first, second = BlockHashIndex(2, digest=_everything_collides), blocks(0), blocks(1)
+    index.insert(ONE, ids(1, 2), first, 0)
+    assert not index.insert(TWO, ids(1, 2), second, 0).blocks
+    assert second[0].entry is None
+    index.evict(first[0])
+    assert list(index.insert(TWO, ids(1, 2), second, 0).blocks) == second
+
+
+def test_what_is_shorter_than_a_block_cannot_be_found_and_says_so() -> None:
+    index = BlockHashIndex(4)
+    assert index.match(ONE, ids(1, 2, 3)).reason is MissReason.BELOW_BLOCK
+    index.insert(ONE, ids(1, 2, 3, 4), blocks(0), 0)
+    assert index.match(ONE, ids(1, 2, 3, 4, 5)).reason is MissReason.BELOW_BLOCK
+    assert index.match(ONE, ids(1, 2, 3, 4, 5, 6, 7, 8)).reason is MissReason.NOT_CACHED
