@@ -1,0 +1,303 @@
+"""EngineCore: the synchronous engine. One thread owns it; see `async_engine.py` for many callers.
+
+    add_request ─► schedule ─► run the model ─► sample ─► advance ─► append, stop?, delta ─► caller
+                      ▲                                                   │
+                      └───────────────── until finished ──────────────────┘
+
+Whatever ends a request, its blocks are given back in the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ostinato.cache.manager import KVCacheManager
+from ostinato.cache.types import NamespaceKey
+from ostinato.clock import Clock
+from ostinato.engine.answer import Answer
+from ostinato.engine.integrity import IntegrityPolicy
+from ostinato.engine.limits import EngineLimits
+from ostinato.engine.outputs import FinishReason, OutputDelta
+from ostinato.engine.request import EngineRequest, Request
+from ostinato.engine.sampler import NonFiniteLogitsError, SampledToken, sample
+from ostinato.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
+from ostinato.engine.stats import EngineStats
+from ostinato.errors import EngineOverloadedError, InvalidRequestError, RequestFailedError
+from ostinato.ops.base import Float32Array
+
+if TYPE_CHECKING:
+    from ostinato.models.loader import LoadedModel
+
+_log = logging.getLogger(__name__)
+
+NamespaceOf: TypeAlias = Callable[[EngineRequest], NamespaceKey]
+"""Where in the cache a request may read and publish."""
+
+
+class Runner(Protocol):
+    """What the core needs of `runner.ModelRunner`."""
+
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> Float32Array:
+        """``(L, vocab)``: a row of logits for each request that `wants_logits`, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """A request that ended without an answer."""
+
+    request_id: str
+    error: RequestFailedError
+
+
+@dataclass(slots=True)
+class _Group:
+    """A request for n answers: its unfinished answers, and the sequences that run for them.
+
+    Before the fork one sequence, the leader's, stands for all answers.
+    """
+
+    answers: dict[int, Answer]
+    sequences: dict[int, Request]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One token to sample: an answer, and the sequence whose logits it uses."""
+
+    request: Request
+    logits_row: int
+    index: int
+    answer: Answer
+
+
+class EngineCore:
+    """Runs requests to their end, one step a call.
+
+    Args:
+        model: loaded; its tokenizer makes the text.
+        manager: of the K/V cache, for statistics and checks.
+        scheduler: the only one that changes requests and blocks.
+        runner: computes logits.
+        limits: what a request may ask for.
+        namespace_of: scope of a request's cache.
+        max_waiting: most requests waiting.
+        clock: for arrival times.
+        integrity: what to do about a broken invariant.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: LoadedModel,
+        manager: KVCacheManager,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: EngineLimits,
+        namespace_of: NamespaceOf,
+        max_waiting: int,
+        clock: Clock,
+        integrity: IntegrityPolicy,
+    ) -> None:
+        self.model = model
+        self.limits = limits
+        self._manager = manager
+        self._scheduler = scheduler
+        self._runner = runner
+        self._namespace_of = namespace_of
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._integrity = integrity
+        self._groups: dict[str, _Group] = {}
+        self._failures: list[RequestFailure] = []
+        self._finished: Counter[FinishReason] = Counter()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def can_queue(self) -> bool:
+        """Whether one more request may wait."""
+        return len(self._scheduler.waiting) < self._max_waiting
+
+    def is_unfinished(self, request_id: str) -> bool:
+        """Whether any answer of this request is still to be finished."""
+        return request_id in self._groups
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: see `EngineLimits.validate`; also if the id is in use.
+            EngineOverloadedError: too many requests wait already.
+        """
+        self.limits.validate(request)
+        if request.request_id in self._groups:
+            raise InvalidRequestError(
+                f"request id {request.request_id!r} is in use by an unfinished request",
+                param="request_id",
+            )
+        if not self.can_queue:
+            raise EngineOverloadedError(
+                f"{self._max_waiting} requests are waiting already (max_waiting); try again later"
+            )
+        max_tokens = self.limits.max_tokens_for(request)
+        leader = Request(request, self._namespace_of(request), max_tokens, self._clock.monotonic())
+        answers = {
+            index: Answer(request, index, max_tokens, self.model.tokenizer)
+            for index in range(request.params.n)
+        }
+        self._groups[request.request_id] = _Group(answers, {0: leader})
+        self._scheduler.add(leader)
+
+    def abort(self, request_id: str) -> list[OutputDelta]:
+        """Break a request off and free its blocks; the last delta of each unfinished answer.
+
+        An id that is unknown or finished already does nothing.
+        """
+        group = self._groups.get(request_id)
+        if group is None:
+            return []
+        report = next(iter(group.sequences.values())).report
+        deltas = [answer.abort(report) for answer in group.answers.values()]
+        self._finished[FinishReason.ABORT] += len(deltas)
+        self._drop(request_id)
+        return deltas
+
+    def abort_all(self) -> list[OutputDelta]:
+        """Break everything off."""
+        return [delta for request_id in list(self._groups) for delta in self.abort(request_id)]
+
+    def step(self) -> list[OutputDelta]:
+        """Compute one step; returns a delta for each answer that got a token.
+
+        A request whose computation fails is dropped alone; see `take_failures`.
+        """
+        plan = self._scheduler.schedule()
+        if not plan.scheduled:
+            return []
+        tokens = self._compute(plan)
+        self._scheduler.advance(plan)
+        self._fork(plan)
+        return [self._take(row, token) for row, token in tokens]
+
+    def take_failures(self) -> list[RequestFailure]:
+        """Requests that failed since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def check_integrity(self) -> None:
+        """Verify the cache's invariants. O(blocks): call it when idle.
+
+        Raises:
+            CacheIntegrityError: if one is broken and the engine was built to raise.
+        """
+        tables = self._scheduler.tables
+        self._integrity.run(lambda: self._manager.check_integrity(tables))
+
+    def stats(self) -> EngineStats:
+        """A snapshot. Call it from the owning thread."""
+        counters = self._scheduler.counters
+        running = self._scheduler.running
+        return EngineStats(
+            running=len(running),
+            waiting=len(self._scheduler.waiting),
+            blocks=self._manager.stats(),
+            prompt_tokens_total=counters.prompt_tokens,
+            cached_tokens_total=counters.cached_tokens,
+            computed_tokens_total=counters.computed_tokens,
+            resumed_tokens_total=counters.resumed_tokens,
+            generated_tokens_total=counters.generated_tokens,
+            preemptions_total=counters.preemptions,
+            requests_finished_total={reason: self._finished[reason] for reason in FinishReason},
+            steps_total=counters.steps,
+            allocated_slots=self.limits.block_size
+            * sum(request.block_table.num_blocks for request in running),
+            used_slots=sum(request.num_computed_tokens for request in running),
+            integrity_errors_total=self._integrity.errors_total,
+        )
+
+    def _compute(self, plan: StepPlan) -> list[tuple[_Row, SampledToken]]:
+        """Run the model and sample. What fails is dropped from `plan`."""
+        try:
+            logits = self._runner.run(plan.scheduled)
+            return self._sample(plan, logits)
+        except Exception as error:
+            _log.exception("a step over %d requests failed", len(plan.scheduled))
+            self._fail(plan, [part.request for part in plan.scheduled], error)
+            return []
+
+    def _sample(self, plan: StepPlan, logits: Float32Array) -> list[tuple[_Row, SampledToken]]:
+        rows = [
+            _Row(request, logits_row, index, answer)
+            for logits_row, request in enumerate(plan.sampling)
+            for index, answer in self._answers_of(request)
+        ]
+        try:
+            return self._sample_rows(rows, logits)
+        except NonFiniteLogitsError as error:
+            _log.exception("some of %d sequences cannot be sampled", len(rows))
+            broken = {rows[row].request for row in error.rows}
+            sound = [row for row in rows if row.request not in broken]
+            self._fail(plan, broken, error)
+            return self._sample_rows(sound, logits)
+
+    def _sample_rows(
+        self, rows: Sequence[_Row], logits: Float32Array
+    ) -> list[tuple[_Row, SampledToken]]:
+        wanted = [row.logits_row for row in rows]
+        chosen = logits if wanted == list(range(len(logits))) else logits[wanted]
+        return list(zip(rows, sample(chosen, [row.answer.sampler for row in rows]), strict=True))
+
+    def _answers_of(self, request: Request) -> Iterable[tuple[int, Answer]]:
+        """The answers that `request` runs for: all n until it is forked, then its own."""
+        answers = self._groups[request.request_id].answers
+        if request.num_seats > 1:
+            return answers.items()
+        return ((request.index, answers[request.index]),)
+
+    def _fork(self, plan: StepPlan) -> None:
+        """Split the requests for several answers whose prompt has just been computed."""
+        for request in list(plan.sampling):
+            if request.num_seats > 1:
+                sequences = self._groups[request.request_id].sequences
+                sequences.update({child.index: child for child in self._scheduler.fork(request)})
+
+    def _take(self, row: _Row, token: SampledToken) -> OutputDelta:
+        """Append a token to its sequence and end the sequence if it was the last."""
+        request_id = row.request.request_id
+        sequence = self._groups[request_id].sequences[row.index]
+        self._scheduler.append(sequence, token.token_id)
+        delta = row.answer.accept(token, sequence.report)
+        if delta.finish_reason is not None:
+            self._finished[delta.finish_reason] += 1
+            self._end(request_id, row.index)
+        return delta
+
+    def _end(self, request_id: str, index: int) -> None:
+        group = self._groups[request_id]
+        self._scheduler.finish(group.sequences.pop(index))
+        del group.answers[index]
+        if not group.answers:
+            del self._groups[request_id]
+
+    def _drop(self, request_id: str) -> None:
+        for sequence in self._groups.pop(request_id).sequences.values():
+            self._scheduler.finish(sequence)
+
+    def _fail(self, plan: StepPlan, requests: Iterable[Request], cause: Exception) -> None:
+        """Drop the whole request of each of `requests`, and its part in the step."""
+        failed = {request.request_id for request in requests}
+        plan.scheduled = [p for p in plan.scheduled if p.request.request_id not in failed]
+        for request_id in sorted(failed):
+            error = RequestFailedError(
+                f"request {request_id!r} failed while it was computed: {cause}"
+            )
+            error.__cause__ = cause
+            self._failures.append(RequestFailure(request_id, error))
+            self._drop(request_id)

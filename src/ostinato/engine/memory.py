@@ -1,0 +1,75 @@
+"""How much memory is there, and how much of it the K/V pool should take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ostinato.cache.layout import KVCacheSpec
+from ostinato.config import CacheConfig
+from ostinato.errors import ConfigError
+
+SHARE_OF_FREE_MEMORY = 4
+"""The pool takes one part in this many by default."""
+MAX_FULL_CONTEXTS = 64
+"""The default pool is never larger than this many sequences of the maximum length."""
+MIN_BLOCKS = 2
+MIN_TOKENS = 64
+
+
+def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int) -> int:
+    """Blocks of the K/V pool: as configured, else by free memory.
+
+    Raises:
+        ConfigError: if the pool could hardly serve anybody.
+    """
+    if config.num_blocks is not None:
+        blocks, setting = config.num_blocks, "cache.num_blocks"
+    elif config.kv_memory_bytes is not None:
+        blocks = config.kv_memory_bytes // spec.bytes_per_block
+        setting = "cache.kv_memory_bytes"
+    else:
+        blocks = available_memory() // SHARE_OF_FREE_MEMORY // spec.bytes_per_block
+        blocks = min(blocks, MAX_FULL_CONTEXTS * spec.blocks_for(max_model_len))
+        setting = "a quarter of the free memory (set cache.kv_memory_bytes to choose another size)"
+    least = max(MIN_BLOCKS, spec.blocks_for(min(MIN_TOKENS, max_model_len)))
+    if blocks < least:
+        raise ConfigError(
+            f"{setting} gives a K/V pool of {blocks} blocks of {spec.block_size} tokens; "
+            f"at least {least} blocks ({least * spec.bytes_per_block} bytes) are needed"
+        )
+    return blocks
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that can be taken without swapping.
+
+    Linux says so; elsewhere (macOS) half of the physical memory is a fair guess. A container's own limit
+    is respected where it is visible.
+    """
+    available = _linux_available(meminfo)
+    if available is None:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    limit = _container_available(Path("/sys/fs/cgroup"))
+    return available if limit is None else min(available, limit)
+
+
+def _linux_available(meminfo: Path) -> int | None:
+    if not meminfo.is_file():
+        return None
+    for line in meminfo.read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _container_available(group: Path) -> int | None:
+    """What a cgroup (version 2) leaves; None without one or without a limit."""
+    limit, used = group / "memory.max", group / "memory.current"
+    if not (limit.is_file() and used.is_file()):
+        return None
+    text = limit.read_text(encoding="ascii").strip()
+    if text == "max":
+        return None
+    return max(int(text) - int(used.read_text(encoding="ascii")), 0)

@@ -1,0 +1,216 @@
+"""Choosing the next token of each sequence from the logits of one step.
+
+What happens to a row, in this order (vLLM's):
+
+    1. refuse NaN, infinite and absurd logits   a numerical fault must not become a garbage token
+    2. log-probabilities, if asked for          log-softmax of the *unmodified* logits
+    3. min_tokens                               tokens that would end the sequence become −inf
+    4. logit_bias                               added
+    5. repetition, frequency, presence penalty  see `penalties.py`
+    6. greedy: the largest logit                done
+    7. temperature                              divides, after the maximum was subtracted
+    8. top_k and min_p, then top_p of the rest  top_k and min_p commute; see `candidates.py`
+    9. one uniform number picks from what is left
+
+Ties always go to the lowest token id. Logits and weights are float32, sums over the vocabulary
+float64.
+
+Every sequence has its own PCG64 stream and takes exactly one number from it a token, so what a
+seeded sequence draws depends on its logits alone and not on who shares the batch. Rows are never
+mixed: only the search for the largest logit of plain greedy rows is batched, and that has no
+rounding. The numbers are made from the raw 64-bit output of PCG64, which NumPy keeps stable across
+versions, unlike the methods of `Generator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ostinato.cache.types import TokenArray
+from ostinato.engine.candidates import draw, nucleus, ranked, top_indices
+from ostinato.engine.penalties import TokenHistory, wants_penalties
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import OstinatoError
+from ostinato.ops.base import Float32Array, Int64Array
+
+# Far beyond any model; the largest penalty (× 100) on it still fits a float32.
+_LARGEST_LOGIT = np.float32(1e30)
+
+
+class NonFiniteLogitsError(OstinatoError):
+    """The model produced logits that are NaN, infinite or beyond 1e30.
+
+    The weights are damaged or a kernel is wrong. Raised before anything was drawn, so the other
+    rows can be sampled again without loss.
+
+    Attributes:
+        rows: indices of the rows that are affected.
+    """
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        super().__init__(f"the model produced NaN or infinite logits in batch rows {list(rows)}")
+        self.rows = rows
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The choice for one row.
+
+    Attributes:
+        token_id: the token.
+        logprob: its natural-log probability under the unmodified logits; None if not asked for.
+        top: ``(token_id, logprob)`` of the `SamplingParams.logprobs` likeliest tokens, likeliest
+            first.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class SamplerState:
+    """What choosing a token remembers of one sequence. Lives as long as it, through preemptions."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: TokenArray,
+        index: int = 0,
+        stop_token_ids: Collection[int] = frozenset(),
+    ) -> None:
+        """Start a sequence.
+
+        Args:
+            params: how to choose.
+            prompt_token_ids: the prompt, for the repetition penalty.
+            index: which of the request's `n` answers; each has its own random stream.
+            stop_token_ids: tokens that would end this sequence, besides ``params.stop_token_ids``:
+                the model's end-of-sequence tokens, unless they are ignored.
+        """
+        self.params = params
+        self.num_output_tokens = 0
+        self._random = np.random.PCG64(_seed_sequence(params.seed, index))
+        self._history = TokenHistory(prompt_token_ids) if wants_penalties(params) else None
+        self._ending = np.array(sorted({*stop_token_ids, *params.stop_token_ids}), dtype=np.int64)
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+
+    def observe(self, token_id: int) -> None:
+        """Record a token of the output. Call once a token, after `sample` and in order."""
+        self.num_output_tokens += 1
+        if self._history is not None:
+            self._history.observe(token_id)
+
+    @property
+    def greedy_on_raw_logits(self) -> bool:
+        """Whether the next token is just the largest logit, so that its row can be batched."""
+        return self.params.greedy and not (
+            self._history is not None or self._bias_ids.size or self._must_not_end()
+        )
+
+    def adjusted(self, logits: Float32Array) -> Float32Array:
+        """Steps 3 to 5 on a copy of ``(vocab,)`` logits."""
+        row = logits.copy()
+        if self._must_not_end():
+            # A tokenizer may name end tokens that the model has no logits for.
+            ending = self._ending[self._ending < row.size]
+            # Where every token ends the sequence there is nothing to fall back on: then it may end.
+            if ending.size < row.size:
+                row[ending] = -np.inf
+        if self._bias_ids.size:
+            row[self._bias_ids] += self._bias
+        if self._history is not None:
+            self._history.penalise(row, self.params)
+        return row
+
+    def next_uniform(self) -> float:
+        """The next number of this sequence's stream, 53 random bits in [0, 1)."""
+        return (int(self._random.random_raw()) >> 11) * 2.0**-53
+
+    def _must_not_end(self) -> bool:
+        return self.num_output_tokens < self.params.min_tokens and self._ending.size > 0
+
+
+def sample(logits: Float32Array, states: Sequence[SamplerState]) -> list[SampledToken]:
+    """Choose one token a row.
+
+    Args:
+        logits: ``(R, vocab)`` float32; not changed.
+        states: the R sequences. Each gives one random number if its row is not greedy.
+
+    Raises:
+        NonFiniteLogitsError: naming the rows; nothing was drawn.
+        ValueError: if the numbers of rows and states differ.
+    """
+    if logits.ndim != 2 or logits.shape[0] != len(states):
+        raise ValueError(f"logits of shape {logits.shape} for {len(states)} sequences")
+    if not states:
+        return []
+    _refuse_non_finite(logits)
+    chosen: dict[int, int] = _greedy_rows(logits, states)
+    for row, state in enumerate(states):
+        if row not in chosen:
+            chosen[row] = _choose(state.adjusted(logits[row]), state)
+    return [_with_logprobs(chosen[row], logits[row], state) for row, state in enumerate(states)]
+
+
+def _refuse_non_finite(logits: Float32Array) -> None:
+    # A NaN carries through both reductions and fails every comparison.
+    finite = (logits.max(axis=1) <= _LARGEST_LOGIT) & (logits.min(axis=1) >= -_LARGEST_LOGIT)
+    if not finite.all():
+        raise NonFiniteLogitsError(tuple(int(row) for row in np.flatnonzero(~finite)))
+
+
+def _greedy_rows(logits: Float32Array, states: Sequence[SamplerState]) -> dict[int, int]:
+    rows = [row for row, state in enumerate(states) if state.greedy_on_raw_logits]
+    if not rows:
+        return {}
+    selected = logits if len(rows) == len(states) else logits[rows]
+    return {row: int(token) for row, token in zip(rows, np.argmax(selected, axis=1), strict=True)}
+
+
+def _choose(row: Float32Array, state: SamplerState) -> int:
+    """Steps 6 to 9."""
+    params = state.params
+    if params.greedy:
+        return int(np.argmax(row))
+    candidates: Int64Array | None = None  # None: the whole vocabulary
+    if 0 < params.top_k < row.size:
+        candidates = top_indices(row, params.top_k)
+        row = row[candidates]
+    with np.errstate(
+        over="ignore"
+    ):  # a tiny temperature sends all but the best to −inf, as it should
+        row = (row - row.max()) / np.float32(params.temperature)
+    weights: Float32Array = np.exp(row)
+    if params.min_p > 0.0:  # the likeliest token has weight 1
+        kept = np.flatnonzero(weights >= np.float32(params.min_p))
+        candidates = kept if candidates is None else candidates[kept]
+        row, weights = row[kept], weights[kept]
+    if params.top_p < 1.0:
+        kept = nucleus(row, weights, params.top_p)
+        candidates = kept if candidates is None else candidates[kept]
+        weights = weights[kept]
+    position = draw(weights, state.next_uniform())
+    return position if candidates is None else int(candidates[position])
+
+
+def _with_logprobs(token_id: int, raw: Float32Array, state: SamplerState) -> SampledToken:
+    wanted = state.params.logprobs
+    if wanted is None:
+        return SampledToken(token_id)
+    top = ranked(raw, wanted) if wanted else np.empty(0, dtype=np.int64)
+    largest = raw.max()
+    log_total = np.log(np.sum(np.exp(raw - largest), dtype=np.float64))
+    chosen = float(raw[token_id] - largest - log_total)
+    rivals = (raw[top] - largest - log_total).tolist()
+    return SampledToken(token_id, chosen, tuple(zip(top.tolist(), rivals, strict=True)))
+
+
+def _seed_sequence(seed: int | None, index: int) -> np.random.SeedSequence:
+    if seed is None:
+        return np.random.SeedSequence()
+    return np.random.SeedSequence(int(seed) % 2**64, spawn_key=(index,))

@@ -1,0 +1,1 @@
+"""Kernels: the contract, and the backends that fulfil it."""

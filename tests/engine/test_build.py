@@ -1,0 +1,100 @@
+"""Guards start-up: a setting that cannot work is refused with the reason, the pool has a sensible size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.cache.layout import KVCacheSpec, KVDtype
+from ostinato.clock import ManualClock
+from ostinato.config import CacheConfig, OstinatoConfig
+from ostinato.engine.build import build_core, build_engine
+from ostinato.engine.memory import MAX_FULL_CONTEXTS, available_memory, pool_blocks
+from ostinato.errors import ConfigError, ModelNotFoundError
+from tests.engine.harness import request
+from tests.tiny import TINY_VOCAB_SIZE, write_tiny_model
+
+SPEC = KVCacheSpec(2, 2, 16, KVDtype.FP16, 16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), max_position=256)
+
+
+def config(model: Path, data_dir: Path, **settings: object) -> OstinatoConfig:
+    return OstinatoConfig(model=str(model), data_dir=data_dir, **settings)
+
+
+def test_the_number_of_blocks_wins_over_bytes() -> None:
+    assert pool_blocks(CacheConfig(num_blocks=50, kv_memory_bytes=10**9), SPEC, 512) == 50
+
+
+def test_bytes_are_turned_into_whole_blocks() -> None:
+    size = 100 * SPEC.bytes_per_block + 1
+    assert pool_blocks(CacheConfig(kv_memory_bytes=size), SPEC, 512) == 100
+
+
+def test_the_default_pool_holds_at_most_sixty_four_full_contexts() -> None:
+    assert pool_blocks(CacheConfig(), SPEC, 64) == MAX_FULL_CONTEXTS * 4
+
+
+def test_the_default_pool_takes_at_most_a_quarter_of_the_free_memory() -> None:
+    huge = KVCacheSpec(100, 64, 128, KVDtype.FP32, 16)
+    blocks = pool_blocks(CacheConfig(), huge, 1_000_000)
+    assert 0 < blocks * huge.bytes_per_block <= available_memory() * 0.3
+
+
+@pytest.mark.parametrize("cache", [CacheConfig(num_blocks=3), CacheConfig(kv_memory_bytes=1)])
+def test_a_pool_that_could_serve_nobody_is_refused(cache: CacheConfig) -> None:
+    with pytest.raises(ConfigError, match="at least 4 blocks"):
+        pool_blocks(cache, SPEC, 512)
+
+
+def test_free_memory_is_read_where_the_system_tells_it(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  900 kB\nMemAvailable:     12 kB\n", encoding="ascii")
+    assert available_memory(meminfo) == 12 * 1024
+    assert available_memory(tmp_path / "none") > 1024**2
+
+
+def test_an_engine_knows_its_limits(model: Path, tmp_path: Path) -> None:
+    engine = build_engine(
+        config(model, tmp_path, max_model_len=200, cache={"num_blocks": 32}), clock=ManualClock()
+    )
+    limits = engine.limits
+    assert (limits.max_model_len, limits.pool_tokens, limits.block_size) == (200, 512, 16)
+    assert limits.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
+    assert limits.vocab_size == TINY_VOCAB_SIZE
+    assert limits.min_cacheable_tokens == 1
+
+
+@pytest.mark.parametrize("wanted", [257, 1])
+def test_a_context_that_the_model_does_not_have_is_refused(
+    model: Path, tmp_path: Path, wanted: int
+) -> None:
+    with pytest.raises(ConfigError, match="256"):
+        build_core(config(model, tmp_path, max_model_len=wanted), clock=ManualClock())
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no-such-model"):
+        build_core(config(Path("no-such-model"), tmp_path), clock=ManualClock())
+
+
+def test_the_secret_is_made_once_and_lies_in_the_data_folder(model: Path, tmp_path: Path) -> None:
+    build_core(config(model, tmp_path, cache={"num_blocks": 8}), clock=ManualClock())
+    secret = (tmp_path / "secret").read_bytes()
+    build_core(config(model, tmp_path, cache={"num_blocks": 8}), clock=ManualClock())
+    assert (tmp_path / "secret").read_bytes() == secret
+
+
+def test_tenant_and_salt_decide_what_is_shared(model: Path, tmp_path: Path) -> None:
+    core = build_core(config(model, tmp_path, cache={"num_blocks": 32}), clock=ManualClock())
+    cached = []
+    for number, (tenant, salt) in enumerate((("a", None), ("b", None), ("a", "x"), ("a", None))):
+        core.add_request(request(f"r{number}", range(40), tenant=tenant, salt=salt, max_tokens=1))
+        (delta,) = core.step()
+        cached.append(delta.report.cached_tokens)
+    assert cached == [0, 0, 0, 39]

@@ -1,0 +1,203 @@
+"""Guards the answers: whatever cache and scheduler do, the logits of a request are those that it has alone.
+
+Logits are compared and not text, since two nearly equal logits may change places. For the same reason all
+runs are forced along the same tokens, in place of the sampled ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ostinato.engine import core as core_module
+from ostinato.engine.core import EngineCore
+from ostinato.engine.sampler import SampledToken, SamplerState, sample
+from ostinato.models.loader import LoadedModel
+from tests.engine.harness import request
+from tests.engine.tiny_engine import load_tiny, spy_on, tiny_core
+
+TOLERANCE = 1e-4
+PROMPT_TOKENS = 150
+OUTPUT_TOKENS = 16
+
+Rows = dict[int, np.ndarray]
+"""Logits by the number of tokens before them."""
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "mistral"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_tiny(tmp_path_factory.mktemp("models"), request.param)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def prompt(seed: int, length: int = PROMPT_TOKENS) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 256, length).tolist()
+
+
+def forced(seed: int) -> list[int]:
+    return prompt(1_000 + seed, OUTPUT_TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def forced_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample really, then take the token that the script wants: `params.seed` names the script."""
+
+    def sample_forced(logits: Any, states: Sequence[SamplerState]) -> list[SampledToken]:
+        sample(logits, states)
+        return [
+            SampledToken(forced(state.params.seed)[state.num_output_tokens]) for state in states
+        ]
+
+    monkeypatch.setattr(core_module, "sample", sample_forced)
+
+
+def add(core: EngineCore, seed: int, name: str | None = None, **options: Any) -> None:
+    core.add_request(
+        request(
+            name or f"r{seed}",
+            prompt(seed),
+            seed=seed,
+            max_tokens=OUTPUT_TOKENS,
+            ignore_eos=True,
+            **options,
+        )
+    )
+
+
+def drain(core: EngineCore) -> None:
+    for _ in range(5_000):
+        if not core.has_work:
+            break
+        core.step()
+        core.check_integrity()
+    assert not core.has_work
+    assert core.take_failures() == []
+
+
+def rows_of(spy: Any, name: str, index: int = 0) -> Rows:
+    return {key[2]: row for key, row in spy.logits.items() if key[:2] == (name, index)}
+
+
+_ALONE: dict[tuple[Path, int], Rows] = {}
+
+
+def alone(model: LoadedModel, data_dir: Path, seed: int) -> Rows:
+    """No cache, one chunk, no company; computed once a model and seed."""
+    if (model.path, seed) not in _ALONE:
+        _ALONE[model.path, seed] = _run_alone(model, data_dir, seed)
+    return _ALONE[model.path, seed]
+
+
+def _run_alone(model: LoadedModel, data_dir: Path, seed: int) -> Rows:
+    core = tiny_core(model, data_dir, cache={"prefix_index": "none"})
+    spy = spy_on(core)
+    add(core, seed)
+    drain(core)
+    rows = rows_of(spy, f"r{seed}")
+    assert sorted(rows) == list(range(PROMPT_TOKENS, PROMPT_TOKENS + OUTPUT_TOKENS))
+    return rows
+
+
+def assert_close(rows: Rows, reference: Rows) -> None:
+    assert sorted(rows) == sorted(reference)
+    for position, row in rows.items():
+        np.testing.assert_allclose(row, reference[position], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("prefix_index", ["radix", "block_hash", "none"])
+@pytest.mark.parametrize("chunk", [7, 64, 512])
+def test_chunks_and_cache_do_not_change_logits(
+    model: LoadedModel, data_dir: Path, prefix_index: str, chunk: int
+) -> None:
+    core = tiny_core(
+        model,
+        data_dir,
+        cache={"prefix_index": prefix_index},
+        scheduler={"max_num_batched_tokens": chunk},
+    )
+    spy = spy_on(core)
+    reference = alone(model, data_dir, 1)
+    for name in ("cold", "warm"):
+        add(core, 1, name)
+        drain(core)
+        assert_close(rows_of(spy, name), reference)
+    reused = {"radix": PROMPT_TOKENS - 1, "block_hash": 144, "none": 0}[prefix_index]
+    assert spy.computed["cold"] - spy.computed["warm"] == reused
+
+
+def test_company_in_the_batch_does_not_change_logits(model: LoadedModel, data_dir: Path) -> None:
+    core = tiny_core(model, data_dir, scheduler={"max_num_batched_tokens": 64})
+    spy = spy_on(core)
+    for seed in range(5):
+        add(core, seed)
+        core.step()
+    drain(core)
+    assert max(len(batch) for batch in spy.batches) > 3
+    for seed in range(5):
+        assert_close(rows_of(spy, f"r{seed}"), alone(model, data_dir, seed))
+
+
+@pytest.mark.parametrize("prefix_index", ["radix", "none"])
+def test_preemption_does_not_change_logits(
+    model: LoadedModel, data_dir: Path, prefix_index: str
+) -> None:
+    core = tiny_core(model, data_dir, cache={"prefix_index": prefix_index, "num_blocks": 31})
+    spy = spy_on(core)
+    for seed in range(3):
+        add(core, seed)
+    drain(core)
+    assert core.stats().preemptions_total > 0
+    for seed in range(3):
+        assert_close(rows_of(spy, f"r{seed}"), alone(model, data_dir, seed))
+
+
+def test_forked_answers_have_the_logits_of_a_request_of_their_own(
+    model: LoadedModel, data_dir: Path
+) -> None:
+    core = tiny_core(model, data_dir)
+    spy = spy_on(core)
+    add(core, 2, "forked", n=3)
+    drain(core)
+    reference = alone(model, data_dir, 2)
+    assert_close(rows_of(spy, "forked"), reference)
+    for index in (1, 2):
+        own = rows_of(spy, "forked", index)
+        assert_close(own, {position: reference[position] for position in own})
+        assert len(own) == OUTPUT_TOKENS - 1
+
+
+def test_a_copied_block_is_as_good_as_a_computed_one(model: LoadedModel, data_dir: Path) -> None:
+    """The second prompt leaves the first in the middle of a block, which is then copied and written on."""
+    core = tiny_core(model, data_dir)
+    spy = spy_on(core)
+    core.add_request(
+        request("first", [*prompt(3)[:71], *prompt(4, 40)], seed=0, max_tokens=2, ignore_eos=True)
+    )
+    drain(core)
+    add(core, 3)
+    drain(core)
+    assert spy.computed["r3"] == PROMPT_TOKENS - 71 + OUTPUT_TOKENS - 1
+    assert_close(rows_of(spy, "r3"), alone(model, data_dir, 3))
+
+
+def test_sixty_four_requests_in_a_pool_too_small_get_the_logits_of_an_unloaded_engine(
+    tmp_path: Path,
+) -> None:
+    model = load_tiny(tmp_path)
+    core = tiny_core(model, tmp_path, cache={"num_blocks": 40})
+    spy = spy_on(core)
+    for seed in range(64):
+        add(core, seed)
+    drain(core)
+    assert core.stats().preemptions_total > 0
+    assert core.stats().blocks.in_use == 0
+    for seed in range(64):
+        assert_close(rows_of(spy, f"r{seed}"), alone(model, tmp_path, seed))

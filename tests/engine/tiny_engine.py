@@ -1,0 +1,49 @@
+"""Engines around a tiny random model with real arithmetic: float32 weights and float32 K/V."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ostinato.clock import ManualClock
+from ostinato.config import OstinatoConfig
+from ostinato.engine.build import assemble_core
+from ostinato.engine.core import EngineCore
+from ostinato.engine.integrity import RaiseViolations
+from ostinato.models.loader import LoadedModel, load_model
+from ostinato.ops.reference import ReferenceBackend
+from tests.engine.harness import SpyRunner
+from tests.tiny import write_tiny_model
+
+MAX_POSITION = 512
+
+
+def load_tiny(folder: Path, architecture: Any = "llama") -> LoadedModel:
+    """A model with 2 layers and grouped-query attention."""
+    path = write_tiny_model(folder / architecture, architecture, max_position=MAX_POSITION)
+    return load_model(path, ReferenceBackend(), folder)
+
+
+def tiny_core(
+    model: LoadedModel,
+    data_dir: Path,
+    *,
+    cache: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+) -> EngineCore:
+    """An engine that raises when an invariant breaks."""
+    config = OstinatoConfig(
+        data_dir=data_dir,
+        cache={"kv_dtype": "fp32", "block_size": 16, "num_blocks": 256, **(cache or {})},
+        scheduler=scheduler or {},
+    )
+    return assemble_core(
+        model, ReferenceBackend(), config, clock=ManualClock(), integrity=RaiseViolations()
+    )
+
+
+def spy_on(core: EngineCore) -> SpyRunner:
+    """Keep the logits of everything that `core` computes from now on."""
+    spy = SpyRunner(core._runner)
+    core._runner = spy
+    return spy
