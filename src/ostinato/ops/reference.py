@@ -139,7 +139,7 @@ class ReferenceBackend(OpsBackend):
         if layer.k_norm is not None:
             key = rms_norm(key, layer.k_norm, shape.rms_norm_eps)
         cos, sin = rope.cos[batch.positions], rope.sin[batch.positions]
-        write_kv(kv, layer_index, batch, rotate(key, cos, sin), heads[:, first_key:first_value])
+        write_kv(kv, layer_index, batch, rotate(key, cos, sin), heads[:, first_value:])
         return rotate(query, cos, sin)
 
     def attention(

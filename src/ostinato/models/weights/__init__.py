@@ -1,0 +1,1 @@
+"""Weight files: GGUF and folders of safetensors, both read through memory maps."""
