@@ -1,0 +1,1 @@
+"""HTTP: dialects in, one `Backend` behind them."""

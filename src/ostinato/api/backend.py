@@ -1,0 +1,118 @@
+"""Backend: what the API needs from whatever generates tokens (the local engine, an upstream, a cluster)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ostinato.api.prompt import Prompt
+from ostinato.cache.types import TenantId
+from ostinato.engine.outputs import OutputDelta
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.stats import EngineStats
+
+DEFAULT_TENANT = TenantId("default")
+"""Whose requests these are as long as there are no API keys."""
+
+PromptInput: TypeAlias = Prompt | str | tuple[int, ...]
+"""A conversation, raw text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model under the name that clients use.
+
+    Attributes:
+        id: the name.
+        created: Unix seconds at which it was loaded.
+        owned_by: who serves it.
+        max_model_len: longest prompt + output, in tokens.
+        fingerprint: changes whenever the same seed may give another answer (weights, K/V format).
+    """
+
+    id: str
+    created: int
+    owned_by: str
+    max_model_len: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackendHealth:
+    """What /health says.
+
+    Attributes:
+        alive: whether requests are taken.
+        backend: kernels or upstream that do the work.
+        max_model_len: longest prompt + output, in tokens.
+        pool_tokens: tokens that the K/V pool holds.
+        num_blocks: blocks in the pool.
+        block_size: tokens a block.
+        min_cacheable_tokens: shortest prefix that can be reused; None without prefix caching.
+        kv_bytes_per_token: K/V memory of one token.
+    """
+
+    alive: bool
+    backend: str
+    max_model_len: int
+    pool_tokens: int
+    num_blocks: int
+    block_size: int
+    min_cacheable_tokens: int | None
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt and how to continue it.
+
+    Attributes:
+        request_id: unique among the live requests of this process.
+        model: a `ServedModel.id`.
+        prompt: conversation, text or token ids.
+        params: how tokens are chosen; `params.n` answers are generated.
+        tenant: whose cache is read and written.
+        cache_salt: narrows reuse within the tenant.
+        priority: lower runs earlier.
+    """
+
+    request_id: str
+    model: str
+    prompt: PromptInput
+    params: SamplingParams
+    tenant: TenantId = DEFAULT_TENANT
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+class Backend(Protocol):
+    """Generates. All methods are safe to call from the event loop; none blocks it for long."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """What is served; never empty, the default first."""
+        ...
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
+        """Check a request, then return the deltas of all its answers.
+
+        Nothing is computed before the first delta is asked for. Closing the generator cancels the
+        request and frees its K/V at once; a generator that was never started needs no closing.
+
+        Raises:
+            RequestError: the request can never be served; raised here, not by the generator.
+            EngineStoppedError: nothing is taken any more; raised here or by the generator.
+        """
+        ...
+
+    async def count(self, prompt: PromptInput) -> int:
+        """Tokens that the prompt renders to, special tokens included.
+
+        Raises:
+            RequestError: it cannot be rendered.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def health(self) -> BackendHealth: ...

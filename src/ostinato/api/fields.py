@@ -1,0 +1,167 @@
+"""The pieces that request models are made of: strict types, and the sampling fields both dialects share.
+
+A boolean is not an integer here and ``"5"`` is not 5: what a client got wrong is said, not guessed.
+Unknown fields are accepted and ignored, as vLLM does, except those that `unsupported` knows would change
+the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import InvalidRequestError
+
+MAX_SALT_CHARACTERS = 1024
+MAX_TOKEN_ID = 2**31 - 1
+TAG_PREFIX = "~"
+"""Marks the parts of an error's location that name a branch of a union and not a field."""
+
+
+def _well_formed(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise PydanticCustomError(
+            "malformed_text", "must be valid Unicode text, not text with a lone surrogate"
+        ) from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_well_formed)]
+"""A string that can be written as UTF-8. JSON can smuggle in lone surrogates, which cannot."""
+
+Salt = Annotated[
+    str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS), AfterValidator(_well_formed)
+]
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+def union_of(kind: Callable[[Any], str | None], expected: str) -> Discriminator:
+    """A union whose branch is chosen by the value's JSON type, so that errors speak of one branch only."""
+    return Discriminator(kind, custom_error_type="wrong_kind", custom_error_message=expected)
+
+
+def text_or_list(value: Any) -> str | None:
+    if isinstance(value, str):
+        return f"{TAG_PREFIX}text"
+    return f"{TAG_PREFIX}list" if isinstance(value, list) else None
+
+
+class ApiModel(BaseModel):
+    """Base of all request models."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class StreamOptions(ApiModel):
+    """How to stream."""
+
+    include_usage: bool | None = Field(
+        default=None, description="Send one last chunk without choices that carries `usage`."
+    )
+
+
+class SamplingFields(ApiModel):
+    """What chat and text completions have in common. Names that OpenAI lacks are vLLM's."""
+
+    model: Text = Field(description="Name of a served model; see /v1/models.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(
+        default=None, description="Answers to generate; the prompt is computed once."
+    )
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(
+        default=None, description="Keep the k likeliest tokens; 0 or −1: all."
+    )
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: (
+        Annotated[
+            Annotated[Text, Tag("~text")] | Annotated[list[Text], Tag("~list")],
+            union_of(text_or_list, "a string or a list of strings"),
+        ]
+        | None
+    ) = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: Salt | None = Field(
+        default=None, description="Share cached K/V only with requests that send the same salt."
+    )
+    priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        default=None, description="Lower runs earlier."
+    )
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is True
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The engine's view of these fields; null means the default.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        given: dict[str, Any] = {
+            "n": self.n,
+            "min_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": self.seed,
+            "stop": None if stop is None else tuple(stop),
+            "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            "logit_bias": self._logit_bias(),
+            "skip_special_tokens": self.skip_special_tokens,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+        }
+        return SamplingParams(**{name: v for name, v in given.items() if v is not None})
+
+    def _logit_bias(self) -> dict[int, float] | None:
+        if self.logit_bias is None:
+            return None
+        biases = {}
+        for key, bias in self.logit_bias.items():
+            if not (key.isascii() and key.isdigit() and int(key) <= MAX_TOKEN_ID):
+                raise InvalidRequestError(
+                    f"logit_bias must map token ids to numbers; {key[:40]!r} is not a token id",
+                    param="logit_bias",
+                )
+            biases[int(key)] = bias
+        return biases
+
+
+def require_stream_for_options(fields: SamplingFields) -> None:
+    """Refuse `stream_options` where nothing is streamed.
+
+    Raises:
+        InvalidRequestError: as OpenAI does.
+    """
+    if fields.stream_options is not None and not fields.streams:
+        raise InvalidRequestError(
+            "stream_options is allowed only together with stream: true", param="stream_options"
+        )

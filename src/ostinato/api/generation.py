@@ -1,0 +1,149 @@
+"""From a backend's deltas to finished answers: several prompts run side by side, pieces are put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ostinato.api.backend import Backend, GenerationRequest
+from ostinato.api.usage import UsageRecord, add_usage, usage_of
+from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob
+from ostinato.errors import EngineStoppedError
+from ostinato.insight.metrics import RequestTimer
+
+Deltas = AsyncGenerator[OutputDelta, None]
+
+
+@dataclass(slots=True)
+class Answer:
+    """One finished answer."""
+
+    text: str
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: OutputDelta | None = None
+
+
+class Tally:
+    """Adds up one call's usage from the deltas that pass: each prompt once, each answer's last count."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[tuple[int, int], int] = {}
+        self._last: dict[int, OutputDelta] = {}
+
+    def add(self, prompt_index: int, delta: OutputDelta) -> None:
+        self._outputs[prompt_index, delta.index] = delta.num_output_tokens
+        if delta.report is not None:
+            self._last[prompt_index] = delta
+
+    def usage(self) -> UsageRecord:
+        """The sum so far."""
+        records = []
+        for prompt_index, delta in self._last.items():
+            assert delta.report is not None
+            output = sum(n for (p, _), n in self._outputs.items() if p == prompt_index)
+            records.append(usage_of(delta.report, output))
+        return add_usage(records)
+
+
+async def open_streams(backend: Backend, requests: Sequence[GenerationRequest]) -> list[Deltas]:
+    """Check all requests before any of them starts.
+
+    Raises:
+        RequestError: one of them can never be served.
+    """
+    return [await backend.stream(request) for request in requests]
+
+
+async def run(
+    streams: Sequence[Deltas], timer: RequestTimer
+) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    """All deltas with the index of their prompt, as they come. Closing this closes the streams.
+
+    Raises:
+        EngineStoppedError: an answer was cut off by the engine.
+    """
+    async with aclosing(_merge(streams)) as merged:
+        async for prompt_index, delta in merged:
+            if delta.finish_reason is FinishReason.ABORT:
+                raise EngineStoppedError("the engine stopped before the answer was finished")
+            timer.observe(prompt_index, delta)
+            yield prompt_index, delta
+    timer.finish()
+
+
+async def collect(
+    streams: Sequence[Deltas], num_answers: int, timer: RequestTimer
+) -> tuple[list[list[Answer]], UsageRecord]:
+    """Wait for everything.
+
+    Returns:
+        For each prompt its `num_answers` answers in order, and the usage of the call.
+    """
+    tally = Tally()
+    choices = [[_Choice() for _ in range(num_answers)] for _ in streams]
+    async with aclosing(run(streams, timer)) as deltas:
+        async for prompt_index, delta in deltas:
+            tally.add(prompt_index, delta)
+            choice = choices[prompt_index][delta.index]
+            choice.texts.append(delta.text)
+            choice.logprobs.extend(delta.logprobs)
+            choice.last = delta
+    return [[_answer(choice) for choice in row] for row in choices], tally.usage()
+
+
+def _answer(choice: _Choice) -> Answer:
+    if choice.last is None or choice.last.finish_reason is None:
+        raise EngineStoppedError("the engine ended the stream before the answer was finished")
+    return Answer(
+        text="".join(choice.texts),
+        logprobs=choice.logprobs,
+        finish_reason=choice.last.finish_reason,
+        stop_reason=choice.last.stop_reason,
+    )
+
+
+async def _merge(streams: Sequence[Deltas]) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for delta in only:
+                yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, OutputDelta] | None] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(i, s, queue)) for i, s in enumerate(streams)]
+    try:
+        for _ in pumps:
+            while (item := await queue.get()) is not None:
+                yield item
+            for pump in pumps:
+                if pump.done():
+                    pump.result()  # raises what ended it
+    finally:
+        await _cancel_all(pumps)
+
+
+async def _pump(
+    index: int, stream: Deltas, queue: asyncio.Queue[tuple[int, OutputDelta] | None]
+) -> None:
+    """Move one stream into the queue; a None says that it has ended, well or not."""
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                queue.put_nowait((index, delta))
+    finally:
+        queue.put_nowait(None)
+
+
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,54 @@
+"""For operators: GET /, /health and /metrics."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from ostinato.api.context import ApiContext
+from ostinato.insight.metrics import CONTENT_TYPE
+
+
+def status_router(context: ApiContext) -> APIRouter:
+    """The routes, bound to a backend."""
+    router = APIRouter(tags=["status"])
+
+    @router.get("/", summary="Where to go from here")
+    async def root() -> dict[str, Any]:
+        return {
+            "name": "ostinato",
+            "version": version("ostinato"),
+            "models": [model.id for model in context.backend.models()],
+            "api": ["/v1/chat/completions", "/v1/completions", "/v1/models"],
+            "docs": "/docs",
+            "health": "/health",
+            "metrics": "/metrics",
+        }
+
+    @router.get("/health", summary="Is it alive, and what are its limits")
+    async def health() -> Response:
+        state = context.backend.health()
+        body = {
+            "status": "ok" if state.alive else "stopped",
+            "model": context.backend.models()[0].id,
+            "backend": state.backend,
+            "uptime_seconds": round(context.clock.monotonic() - context.started, 3),
+            "limits": {
+                "max_model_len": state.max_model_len,
+                "pool_tokens": state.pool_tokens,
+                "num_blocks": state.num_blocks,
+                "block_size": state.block_size,
+                "min_cacheable_tokens": state.min_cacheable_tokens,
+                "kv_bytes_per_token": state.kv_bytes_per_token,
+            },
+        }
+        return JSONResponse(body, status_code=200 if state.alive else 503)
+
+    @router.get("/metrics", summary="Prometheus text format", response_class=Response)
+    async def metrics() -> Response:
+        return Response(context.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+    return router

@@ -1,0 +1,1 @@
+"""What the operator sees: metrics of the engine and of its cache."""

@@ -1,0 +1,33 @@
+"""Servers for end-to-end tests. Each is started once; tests must not count on an empty cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server, running_server
+from tests.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that answers nonsense quickly."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The tiny model with a pool of 1,024 tokens, so that it is soon full."""
+    flags = ("--num-blocks", "64", "--kv-dtype", "fp32", "--max-model-len", "1000")
+    with running_server(str(tiny_model), tmp_path_factory.mktemp("data"), *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model, which `make` installs."""
+    data_dir = tmp_path_factory.mktemp("data")
+    with running_server("smollm2-135m-instruct", data_dir, "--kv-memory", "128MiB") as server:
+        yield server
