@@ -13,6 +13,7 @@
     ├── EngineStoppedError        the engine is shutting down or has died
     ├── EngineOverloadedError     too many requests wait already: becomes a 503
     ├── RequestFailedError        computing this one request failed; others go on: becomes a 500
+    ├── NonFiniteLogitsError      the model produced NaN or infinite logits for some rows of a batch
     └── CacheIntegrityError       an invariant of the cache is broken: a bug of ours
 
 A `RequestError` carries `param`, the name of the offending field, and `code`, a stable word for programs.
@@ -90,6 +91,21 @@ class EngineOverloadedError(OstinatoError):
 
 class RequestFailedError(OstinatoError):
     """A fault of ours while this request was computed. The engine goes on with the others."""
+
+
+class NonFiniteLogitsError(OstinatoError):
+    """The model produced logits that are NaN, infinite or beyond 1e30.
+
+    The weights are damaged or a kernel is wrong. Raised before anything was drawn, so the other
+    rows can be sampled again without loss.
+
+    Attributes:
+        rows: indices of the rows that are affected.
+    """
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        super().__init__(f"the model produced NaN or infinite logits in batch rows {list(rows)}")
+        self.rows = rows
 
 
 class CacheIntegrityError(OstinatoError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ostinato.cache.index.radix import RadixIndex
-from ostinato.cache.index.radix_node import common_prefix
+from ostinato.cache.tokens import common_prefix
 from ostinato.cache.types import MissReason
 from tests.contract.test_prefix_index import ONE, blocks, ids
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
 from ostinato.cache.types import NamespaceKey
 from ostinato.engine.order import (
     MAX_LOOKUPS,
@@ -16,7 +13,6 @@ from ostinato.engine.order import (
     OpenGate,
     SharedPrefixGate,
     WaitingOrder,
-    common_prefix,
 )
 from ostinato.engine.request import Request, RequestStatus
 from tests.engine.harness import Engine, namespace_of, request, tokens
@@ -101,16 +97,6 @@ def test_beyond_the_lookup_limit_arrival_decides() -> None:
         finished += [delta.request_id for delta in engine.step()]
     # Two are served in order of arrival; then the rest is few enough to be looked up.
     assert finished[:3] == ["cold 0", "cold 1", "warm"]
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "common"),
-    [([], [], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 3], 1), ([2], [1], 0)],
-)
-def test_common_prefix_counts_equal_leading_tokens(
-    left: list[int], right: list[int], common: int
-) -> None:
-    assert common_prefix(np.array(left, np.int32), np.array(right, np.int32)) == common
 
 
 def test_the_gate_holds_only_for_two_blocks_more_than_are_cached() -> None:

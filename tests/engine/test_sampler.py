@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ostinato.engine.sampler import NonFiniteLogitsError, SampledToken, SamplerState, sample
+from ostinato.engine.sampler import SampledToken, SamplerState, sample
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import NonFiniteLogitsError
 
 Floats = npt.NDArray[np.float32]
 

@@ -23,7 +23,6 @@ from ostinato.engine.request import EngineRequest
 from ostinato.engine.stats import EngineStats
 from ostinato.errors import InvalidRequestError
 from ostinato.models.chat_template import ChatTemplate
-from ostinato.ops.select import select_backend
 
 OWNER = "ostinato"
 _FINGERPRINT_DIGITS = 12
@@ -34,7 +33,6 @@ class LocalBackend:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._kernels = select_backend(engine.config.backend).info.name
         model = engine.model
         self._served = ServedModel(
             id=engine.config.served_model_name or model.name,
@@ -71,7 +69,7 @@ class LocalBackend:
         limits = self._engine.limits
         return BackendHealth(
             alive=self._engine.is_running,
-            backend=self._kernels,
+            backend=self._engine.model.decoder.backend.name,
             max_model_len=limits.max_model_len,
             pool_tokens=limits.pool_tokens,
             num_blocks=limits.num_blocks,

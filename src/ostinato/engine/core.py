@@ -23,10 +23,15 @@ from ostinato.engine.integrity import IntegrityPolicy
 from ostinato.engine.limits import EngineLimits
 from ostinato.engine.outputs import FinishReason, OutputDelta
 from ostinato.engine.request import EngineRequest, Request
-from ostinato.engine.sampler import NonFiniteLogitsError, SampledToken, sample
+from ostinato.engine.sampler import SampledToken, sample
 from ostinato.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
 from ostinato.engine.stats import EngineStats
-from ostinato.errors import EngineOverloadedError, InvalidRequestError, RequestFailedError
+from ostinato.errors import (
+    EngineOverloadedError,
+    InvalidRequestError,
+    NonFiniteLogitsError,
+    RequestFailedError,
+)
 from ostinato.ops.base import Float32Array
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
+from ostinato.cache.tokens import common_prefix
 from ostinato.cache.types import TokenArray
 from ostinato.engine.request import Request, RequestStatus
 
@@ -134,10 +133,3 @@ class SharedPrefixGate:
     def _publishable(self, own: TokenArray, other: TokenArray) -> int:
         common = common_prefix(own, other)
         return common - common % self._block_size
-
-
-def common_prefix(left: TokenArray, right: TokenArray) -> int:
-    """Number of leading tokens that are equal."""
-    length = min(len(left), len(right))
-    different = np.flatnonzero(left[:length] != right[:length])
-    return int(different[0]) if len(different) else length

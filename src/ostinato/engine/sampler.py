@@ -33,26 +33,11 @@ from ostinato.cache.types import TokenArray
 from ostinato.engine.candidates import draw, nucleus, ranked, top_indices
 from ostinato.engine.penalties import TokenHistory, wants_penalties
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.errors import OstinatoError
+from ostinato.errors import NonFiniteLogitsError
 from ostinato.ops.base import Float32Array, Int64Array
 
 # Far beyond any model; the largest penalty (× 100) on it still fits a float32.
 _LARGEST_LOGIT = np.float32(1e30)
-
-
-class NonFiniteLogitsError(OstinatoError):
-    """The model produced logits that are NaN, infinite or beyond 1e30.
-
-    The weights are damaged or a kernel is wrong. Raised before anything was drawn, so the other
-    rows can be sampled again without loss.
-
-    Attributes:
-        rows: indices of the rows that are affected.
-    """
-
-    def __init__(self, rows: tuple[int, ...]) -> None:
-        super().__init__(f"the model produced NaN or infinite logits in batch rows {list(rows)}")
-        self.rows = rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ class SamplingParams:
     Attributes:
         n: independent answers to one prompt; the prompt is computed once and forked. 1 to 128.
         max_tokens: most tokens to generate; None means as many as context and pool allow.
-        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
+        min_tokens: end-of-sequence and stop tokens cannot be chosen, and stop strings are not looked
+            for, before this many tokens.
         temperature: 0 (or below 1e-5) is greedy. 0 to 100.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         top_p: keep the smallest set with this much probability. Above 0, at most 1.

@@ -12,6 +12,7 @@ from ostinato.models.config import ModelConfig
 from ostinato.models.rope import rope_tables
 from ostinato.models.weights.base import WeightFile
 from ostinato.ops.base import (
+    BackendInfo,
     BatchMetadata,
     Float32Array,
     HeadTensors,
@@ -87,6 +88,11 @@ class Decoder:
         if ROPE_DIVISORS in weights:
             divisors = weights.tensor(ROPE_DIVISORS).to_float32()
         self._rope = ops.load_rope(*rope_tables(config, max_position, divisors))
+
+    @property
+    def backend(self) -> BackendInfo:
+        """Which kernels run this decoder."""
+        return self._ops.info
 
     def forward(self, batch: BatchMetadata, kv: KVStorage) -> Float32Array:
         """Run one step: writes K/V of the batch's tokens, returns the logits that it asks for.

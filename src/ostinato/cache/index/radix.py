@@ -27,7 +27,8 @@ import numpy as np
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.index.base import IndexMatch, InsertResult, PrefixIndex, SizeInfo
-from ostinato.cache.index.radix_node import RadixNode, common_prefix
+from ostinato.cache.index.radix_node import RadixNode
+from ostinato.cache.tokens import common_prefix
 from ostinato.cache.types import MissReason, NamespaceKey, TokenArray
 from ostinato.errors import CacheIntegrityError
 

@@ -8,15 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ostinato.cache.block import KVCacheBlock
+from ostinato.cache.tokens import common_prefix
 from ostinato.cache.types import NamespaceKey, TokenArray
-
-
-def common_prefix(left: TokenArray, right: TokenArray) -> int:
-    """How many leading tokens are equal."""
-    length = min(len(left), len(right))
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
 
 
 class RadixNode:
