@@ -36,11 +36,17 @@ class Bench:
     config: OstinatoConfig
 
     @classmethod
-    def load(cls, model: str | None = None) -> Bench:
-        config = load_config({"model": model} if model else {})
+    def load(cls, model: str | None = None, backend: str = "auto") -> Bench:
+        config = load_config({"backend": backend, **({"model": model} if model else {})})
         ops = select_backend(config.backend)
         path = resolve_model(config.model, config.data_dir)
         return cls(load_model(path, ops, config.data_dir), ops, config)
+
+    @property
+    def backend(self) -> str:
+        """Name and facts of the kernels."""
+        info = self.ops.info
+        return " ".join([info.name, *(f"{key}={value}" for key, value in info.facts.items())])
 
     def engine(
         self, prefix_index: Literal["radix", "block_hash", "none"], pool_tokens: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,9 @@ SHARED, SUFFIX, REQUESTS, OUTPUT = 1024, 64, 16, 64
 INDEX_TOKENS = 100_000
 
 
-def ttft(bench: Bench, progress: Progress, repeats: int) -> tuple[Table, Any]:
+def ttft(
+    bench: Bench, progress: Progress, repeats: int, lengths: Sequence[int]
+) -> tuple[Table, Any]:
     """Cold and repeated prompts of each length with caching off and on, interleaved."""
     table = Table(
         "Time to first token, one request at a time (seconds)",
@@ -38,11 +41,11 @@ def ttft(bench: Bench, progress: Progress, repeats: int) -> tuple[Table, Any]:
         note=f"Medians of {repeats} (cold runs of 4,096 tokens and more: 1); in process, no HTTP.",
     )
     rng = np.random.default_rng(0)
-    off = bench.engine("none", 2 * LENGTHS[-1])
-    on = bench.engine("radix", 4 * LENGTHS[-1])
+    off = bench.engine("none", 2 * max(lengths))
+    on = bench.engine("radix", 4 * max(lengths))
     raw: dict[str, Any] = {}
-    task = progress.add_task("time to first token", total=sum(LENGTHS))
-    for length in LENGTHS:
+    task = progress.add_task("time to first token", total=sum(lengths))
+    for length in lengths:
         seen: dict[str, list[float]] = {"off_first": [], "off_again": [], "cold": [], "warm": []}
         cached = 0
         for _ in range(repeats if length < 4096 else 1):
@@ -167,7 +170,7 @@ def index_cost(progress: Progress, repeats: int) -> tuple[Table, Any]:
         seen: list[tuple[float, float, float]] = []
         for repeat in range(repeats):
             storage = NullKVStorage(spec, INDEX_TOKENS // 16 + 1)
-            manager = build_manager(spec, storage, index)  # type: ignore[arg-type]
+            manager = build_manager(spec, storage, index)
             tokens = np.random.default_rng(repeat).integers(0, 49152, INDEX_TOKENS).astype(np.int32)
             times = [CLOCK.monotonic()]
             match = manager.lookup(namespace, tokens)

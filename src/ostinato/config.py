@@ -7,12 +7,15 @@ two underscores, e.g. ``OSTINATO_CACHE__BLOCK_SIZE``), a TOML file named by ``--
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -24,6 +27,10 @@ from ostinato.cache.layout import KVDtype
 from ostinato.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_PREFIX = "OSTINATO_"
+_CONFIG_VARIABLE = "OSTINATO_CONFIG"
+_SERVICE_VARIABLE = re.compile(r"OSTINATO_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -53,14 +60,29 @@ class SchedulerConfig(_Section):
     max_num_seqs: PositiveInt = 64
     """Most sequences running at once; the rest wait."""
     max_num_batched_tokens: PositiveInt = 512
-    """Token budget of one step, shared by decodes and prefill chunks."""
+    """Token budget of one step, shared by decodes and prefill chunks; at least `max_num_seqs`, so that no
+    running sequence ever misses a step."""
+    long_prefill_tokens: PositiveInt | None = None
+    """Most tokens of a step for one prefill while others want some; default: half the budget."""
+    policy: Literal["lpm", "fcfs"] = "lpm"
+    """Order of waiting. lpm: longest cached prefix, age, fair share between tenants and priority, weighed
+    against each other; fcfs: order of arrival alone."""
     max_waiting: PositiveInt = 1024
-    """Most requests waiting; one more is refused with 503."""
+    """Most requests waiting beyond those that find a free sequence; one more is refused with 503."""
     watermark: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     """Share of the pool that admission leaves free for running requests to grow into."""
     age_weight: Annotated[float, Field(ge=0.0)] = 64.0
-    """Order of waiting = cached tokens + this × seconds waited, so that nobody starves. 0 is pure
-    longest-prefix-first."""
+    """Of policy lpm: cached tokens that a second of waiting is worth. At 0 a wait need not end."""
+
+    @model_validator(mode="after")
+    def _one_token_each(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}), since each running sequence needs a token a step: raise the "
+                "first or lower the second"
+            )
+        return self
 
 
 class ServerConfig(_Section):
@@ -76,7 +98,7 @@ class OstinatoConfig(BaseSettings):
     """The whole tree."""
 
     model_config = SettingsConfigDict(
-        env_prefix="OSTINATO_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid"
     )
 
     model: str = DEFAULT_MODEL
@@ -120,9 +142,11 @@ def load_config(
         toml_file: configuration file; default: the one that ``OSTINATO_CONFIG`` names, if any.
 
     Raises:
-        ConfigError: naming each setting that is wrong, what it was and what is allowed.
+        ConfigError: naming each setting that is wrong, what it was and what is allowed; also for an
+            ``OSTINATO_*`` variable that names no setting.
     """
-    if toml_file is None and (named := os.environ.get("OSTINATO_CONFIG")):
+    _refuse_unknown_variables(os.environ)
+    if toml_file is None and (named := os.environ.get(_CONFIG_VARIABLE)):
         toml_file = Path(named)
     if toml_file is not None and not toml_file.is_file():
         raise ConfigError(f"there is no configuration file {toml_file}")
@@ -138,6 +162,44 @@ def load_config(
         raise ConfigError(_explain(error)) from error
     except ValueError as error:  # a TOML file that does not parse
         raise ConfigError(f"{toml_file}: {error}") from error
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """A misspelt name would be ignored without a word. Below a section, pydantic refuses it itself."""
+    fields = OstinatoConfig.model_fields
+    sections = {
+        name: kind
+        for name, field in fields.items()
+        if isinstance(kind := field.annotation, type) and issubclass(kind, _Section)
+    }
+    known = {_CONFIG_VARIABLE, *(_variable(name) for name in fields)}
+    for variable, value in environment.items():
+        name = variable.upper()
+        is_ours = name.startswith(_PREFIX) and not _is_from_kubernetes(name, value)
+        in_section = name.startswith(tuple(f"{_variable(section)}__" for section in sections))
+        if not is_ours or name in known or in_section:
+            continue
+        inner = [_variable(s, key) for s, kind in sections.items() for key in kind.model_fields]
+        outer = [_variable(field) for field in fields.keys() - sections.keys()]
+        hint = _hint(name, sorted([_CONFIG_VARIABLE, *inner, *outer]))
+        raise ConfigError(f"the environment variable {variable} names no setting: {hint}")
+
+
+def _hint(name: str, settings: Sequence[str]) -> str:
+    given = name.removeprefix(_PREFIX)
+    near = [setting for setting in settings if setting.endswith(f"__{given}")]
+    short = [setting.removeprefix(_PREFIX) for setting in settings]
+    near += [f"{_PREFIX}{found}" for found in difflib.get_close_matches(given, short, n=1)]
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(settings)}"
+
+
+def _variable(*path: str) -> str:
+    return _PREFIX + "__".join(path).upper()
+
+
+def _is_from_kubernetes(name: str, value: str) -> bool:
+    """Kubernetes sets such variables in every pod beside a service that is called ostinato."""
+    return bool(_SERVICE_VARIABLE.fullmatch(name)) or value.startswith(("tcp://", "udp://"))
 
 
 def _explain(error: ValidationError) -> str:

@@ -122,7 +122,11 @@ class FakeBackend:
             resumed_tokens_total=20,
             generated_tokens_total=40,
             preemptions_total=4,
-            requests_finished_total={FinishReason.STOP: 8, FinishReason.LENGTH: 2},
+            requests_finished_total={
+                FinishReason.STOP: 8,
+                FinishReason.LENGTH: 2,
+                FinishReason.ERROR: 1,
+            },
             steps_total=77,
             allocated_slots=480,
             used_slots=360,
@@ -139,4 +143,6 @@ class FakeBackend:
             block_size=16,
             min_cacheable_tokens=1,
             kv_bytes_per_token=512,
+            max_num_seqs=2,
+            max_waiting=3,
         )

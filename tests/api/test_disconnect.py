@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
 from ostinato.api.app import create_app
+from ostinato.api.backend import GenerationRequest
 from ostinato.clock import ManualClock
+from ostinato.engine.outputs import OutputDelta
 from tests.api.fake import MODEL, FakeBackend
 
 
@@ -65,6 +68,20 @@ def test_a_client_that_goes_cancels_all_its_requests(
     assert len(backend.requests) == len(body.get("prompt", ["one"]))
     assert sorted(backend.cancelled) == sorted(r.request_id for r in backend.requests)
     assert not any(message.get("status") == 500 for message in sent)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_while_its_prompt_is_tokenised_starts_nothing(stream: bool) -> None:
+    class Tokenises(FakeBackend):
+        async def stream(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
+            self.hanging.set()
+            await asyncio.Event().wait()
+            return await super().stream(request)
+
+    backend = Tokenises()
+    sent = asyncio.run(leave_while_it_hangs(backend, CHAT[0], {**CHAT[1], "stream": stream}))
+    assert backend.requests == []
+    assert [m["status"] for m in sent if m["type"] == "http.response.start"] == [499]
 
 
 def test_what_was_streamed_before_the_client_went_had_been_sent() -> None:

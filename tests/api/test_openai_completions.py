@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from ostinato.api.app import create_app
+from ostinato.api.backend import GenerationRequest
+from ostinato.clock import ManualClock
+from ostinato.engine.outputs import OutputDelta
 from tests.api.fake import CACHED_TOKENS, MODEL, PROMPT_TOKENS, FakeBackend
 
 URL = "/v1/completions"
@@ -84,6 +90,30 @@ def test_streams_of_several_prompts_run_side_by_side(client: TestClient) -> None
 def test_the_default_length_is_sixteen_tokens(client: TestClient, backend: FakeBackend) -> None:
     ask(client)
     assert backend.requests[-1].params.max_tokens == 16
+    assert backend.requests[-1].clips_max_tokens
+    ask(client, max_tokens=16)
+    assert not backend.requests[-1].clips_max_tokens
+
+
+def test_no_more_prompts_of_a_call_run_at_once_than_an_idle_backend_takes() -> None:
+    class Counts(FakeBackend):
+        running = most = 0
+
+        async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            async for delta in super()._deltas(request):
+                await asyncio.sleep(0)
+                yield delta
+            self.running -= 1
+
+    backend = Counts()
+    with TestClient(create_app(backend, clock=ManualClock())) as client:
+        assert len(ask(client, prompt=["a"] * 30)["choices"]) == 30
+        assert backend.most == 2 + 3  # run + wait
+        backend.most = 0
+        assert len(ask(client, prompt=["a"] * 30, n=2)["choices"]) == 60
+        assert backend.most == 1 + 3
 
 
 def test_logprobs_have_the_legacy_shape(client: TestClient) -> None:

@@ -31,6 +31,8 @@ def test_health_tells_model_backend_limits_and_uptime(
             "block_size": 16,
             "min_cacheable_tokens": 1,
             "kv_bytes_per_token": 512,
+            "max_num_seqs": 2,
+            "max_waiting": 3,
         },
     }
 

@@ -41,3 +41,16 @@ def test_what_is_shorter_than_a_block_cannot_be_found_and_says_so() -> None:
     index.insert(ONE, ids(1, 2, 3, 4), blocks(0), 0)
     assert index.match(ONE, ids(1, 2, 3, 4, 5)).reason is MissReason.BELOW_BLOCK
     assert index.match(ONE, ids(1, 2, 3, 4, 5, 6, 7, 8)).reason is MissReason.NOT_CACHED
+
+
+def test_a_namespace_is_cold_until_something_is_stored_and_again_when_all_is_evicted() -> None:
+    index, own, other = BlockHashIndex(2), blocks(0, 1), blocks(2)
+    assert index.match(ONE, ids(1, 2)).reason is MissReason.COLD
+    index.insert(ONE, ids(1, 2, 3, 4), own, 0)
+    index.insert(TWO, ids(1, 2), other, 0)
+    assert index.match(ONE, ids(7, 8)).reason is MissReason.NOT_CACHED
+    index.evict(own[1])
+    index.evict(own[0])
+    index.check_integrity()
+    assert index.match(ONE, ids(7, 8)).reason is MissReason.COLD
+    assert index.match(TWO, ids(7, 8)).reason is MissReason.NOT_CACHED

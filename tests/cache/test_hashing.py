@@ -6,14 +6,14 @@ import hashlib
 
 import numpy as np
 
-from ostinato.cache.hashing import HASH_VERSION, block_hashes
+from ostinato.cache.hashing import HASH_VERSION, HashChain
 from ostinato.cache.types import NamespaceKey
 
 ROOT = NamespaceKey(b"r" * 32)
 
 
 def _hashes(tokens: list[int], block_size: int = 2, root: bytes = ROOT) -> list[bytes]:
-    return list(block_hashes(NamespaceKey(root), np.array(tokens, dtype=np.int32), block_size))
+    return list(HashChain(NamespaceKey(root)).hashes(np.array(tokens, dtype=np.int32), block_size))
 
 
 def test_the_chain_is_version_parent_and_little_endian_tokens() -> None:
@@ -40,3 +40,31 @@ def test_namespaces_have_disjoint_chains() -> None:
 def test_a_chain_can_be_continued_from_its_last_hash() -> None:
     whole = _hashes([1, 2, 3, 4, 5, 6])
     assert _hashes([5, 6], root=whole[1]) == whole[2:]
+
+
+def test_a_chain_hashes_each_block_once_as_it_grows_and_so_do_its_forks() -> None:
+    asked: list[bytes] = []
+
+    def count(message: bytes) -> bytes:
+        asked.append(message)
+        return hashlib.sha256(message).digest()
+
+    def hashes(chain: HashChain, tokens: list[int], start: int = 0) -> list[bytes]:
+        return list(chain.hashes(np.array(tokens, dtype=np.int32), 2, count, start))
+
+    chain = HashChain(ROOT)
+    lazy = chain.hashes(np.array([1, 2, 3, 4], dtype=np.int32), 2, count)
+    next(lazy)
+    assert len(asked) == 1
+    assert hashes(chain, [1, 2, 3, 4]) == _hashes([1, 2, 3, 4])
+    assert hashes(chain, [1, 2, 3, 4, 5, 6, 7], start=2) == _hashes([1, 2, 3, 4, 5, 6])[2:]
+    assert len(asked) == 3
+    twin = chain.fork()
+    assert hashes(twin, [1, 2, 3, 4, 5, 6, 7, 8]) == _hashes([1, 2, 3, 4, 5, 6, 7, 8])
+    assert hashes(chain, [1, 2, 3, 4, 5, 6, 7, 9]) == _hashes([1, 2, 3, 4, 5, 6, 7, 9])
+    assert len(asked) == 5
+
+
+def test_a_chain_may_be_asked_for_a_late_block_first() -> None:
+    late = HashChain(ROOT).hashes(np.array([1, 2, 3, 4, 5, 6], dtype=np.int32), 2, start=2)
+    assert list(late) == _hashes([1, 2, 3, 4, 5, 6])[2:]

@@ -191,3 +191,66 @@ def test_integrity_check_compares_reference_counts_with_the_tables() -> None:
     manager.check_integrity([table])
     with pytest.raises(CacheIntegrityError, match="held by 0 tables"):
         manager.check_integrity([])
+
+
+def test_a_match_without_room_for_its_copy_says_so() -> None:
+    manager = make(num_blocks=2)
+    serve(manager, ids(*range(7)))
+    match = manager.lookup(SPACE, ids(*range(6), 9, 9))
+    assert manager.allocate(match, 8) is None
+    shorter = match.without_copy(4)
+    report = shorter.report()
+    assert (report.cached_tokens, report.copied_tokens) == (4, 0)
+    assert report.miss_reason is MissReason.NO_ROOM
+    assert manager.allocate(shorter, 8) is not None
+
+
+def test_a_match_of_whole_blocks_loses_nothing_without_a_copy() -> None:
+    manager = make()
+    serve(manager, ids(*range(8)))
+    match = manager.lookup(SPACE, ids(*range(8), 9, 9))
+    assert match.without_copy(4) is match
+    assert match.report().miss_reason is MissReason.NOT_CACHED
+
+
+@pytest.mark.parametrize("index", ["radix", "block_hash"])
+def test_what_is_discarded_cannot_be_found_and_is_free(index: IndexName) -> None:
+    manager, prompt = make(index), ids(*range(10))
+    table = manager.allocate(manager.lookup(SPACE, prompt), 10)
+    assert table is not None
+    manager.publish(table, prompt, 9)
+    manager.discard(table)
+    manager.check_integrity([])
+    assert manager.lookup(SPACE, prompt).report().miss_reason is MissReason.COLD
+    assert manager.stats().free == manager.num_blocks
+    assert manager.stats().evicted_total == 0
+
+
+@pytest.mark.parametrize("index", ["radix", "block_hash"])
+def test_discarding_leaves_what_others_hold_and_what_anothers_block_follows(
+    index: IndexName,
+) -> None:
+    manager, prompt = make(index), ids(*range(12))
+    table = manager.allocate(manager.lookup(SPACE, prompt), 12)
+    assert table is not None
+    manager.publish(table, prompt, 12)
+    branch = ids(*range(4), 8, 8, 8, 8)  # follows the first block and is cached
+    follower = manager.allocate(manager.lookup(SPACE, branch), 8)
+    assert follower is not None
+    manager.release(follower, branch, 8)
+    other = manager.allocate(manager.lookup(SPACE, ids(*range(9))), 9)  # holds the first two
+    assert other is not None
+    manager.discard(table)
+    manager.check_integrity([other])
+    assert manager.lookup(SPACE, ids(*range(13))).num_tokens == 8
+    manager.discard(other)
+    manager.check_integrity([])
+    assert manager.lookup(SPACE, ids(*range(13))).num_tokens == 4
+
+
+def test_without_an_index_discarding_just_frees() -> None:
+    manager = make("none")
+    table = manager.allocate(manager.lookup(SPACE, ids(A, B)), 2)
+    assert table is not None
+    manager.discard(table)
+    assert manager.stats().free == manager.num_blocks

@@ -72,6 +72,14 @@ def test_the_secret_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) 
     assert load_or_create_secret(path) == secret
 
 
+def test_a_secret_that_can_be_neither_read_nor_made_is_told_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "secret").mkdir(parents=True)
+    for path in (tmp_path / "file" / "secret", tmp_path / "folder" / "secret"):
+        with pytest.raises(ConfigError, match=r"can be neither read nor made .*--data-dir"):
+            load_or_create_secret(path)
+
+
 def test_a_damaged_secret_is_refused_with_the_fix(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(b"short")

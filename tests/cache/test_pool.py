@@ -72,13 +72,13 @@ def test_a_block_under_transfer_outlives_its_request_and_is_not_evicted() -> Non
     pool, _ = _pool(1)
     (block,) = pool.allocate(1)
     block.entry = "somewhere"
-    pool.begin_transfer(block)
+    pool.begin_transfer([block])
     assert _states(pool.stats()) == (0, 1, 0, 0)
     pool.release([block])
     assert _states(pool.stats()) == (0, 0, 0, 1)
     assert pool.num_available == 0
     pool.check_integrity()
-    pool.end_transfer(block)
+    pool.end_transfer([block])
     assert _states(pool.stats()) == (0, 0, 1, 0)
     pool.check_integrity()
 
@@ -88,13 +88,13 @@ def test_a_cached_block_may_be_transferred_and_taken_by_a_request_meanwhile() ->
     (block,) = pool.allocate(1)
     block.entry = "somewhere"
     pool.release([block])
-    pool.begin_transfer(block)
-    pool.begin_transfer(block)
+    pool.begin_transfer([block])
+    pool.begin_transfer([block])
     assert _states(pool.stats()) == (0, 0, 0, 1)
     pool.touch([block])
     assert _states(pool.stats()) == (0, 1, 0, 0)
-    pool.end_transfer(block)
-    pool.end_transfer(block)
+    pool.end_transfer([block])
+    pool.end_transfer([block])
     pool.release([block])
     assert _states(pool.stats()) == (0, 0, 1, 0)
     pool.check_integrity()
@@ -103,9 +103,9 @@ def test_a_cached_block_may_be_transferred_and_taken_by_a_request_meanwhile() ->
 def test_a_private_block_is_free_when_its_last_transfer_ends() -> None:
     pool, _ = _pool(1)
     (block,) = pool.allocate(1)
-    pool.begin_transfer(block)
+    pool.begin_transfer([block])
     pool.release([block])
-    pool.end_transfer(block)
+    pool.end_transfer([block])
     assert _states(pool.stats()) == (1, 0, 0, 0)
 
 
@@ -115,9 +115,9 @@ def test_misuse_is_an_integrity_error() -> None:
     with pytest.raises(CacheIntegrityError, match="nobody holds it"):
         pool.release([block])
     with pytest.raises(CacheIntegrityError, match="no transfer"):
-        pool.end_transfer(block)
+        pool.end_transfer([block])
     with pytest.raises(CacheIntegrityError, match="cannot be transferred"):
-        pool.begin_transfer(block)
+        pool.begin_transfer([block])
     with pytest.raises(ConfigError, match="at least one block"):
         _pool(0)
 
@@ -141,3 +141,20 @@ def test_integrity_check_sees_a_block_that_was_forgotten_behind_the_pools_back()
     block.entry = None
     with pytest.raises(CacheIntegrityError, match="wrongly placed"):
         pool.check_integrity()
+
+
+def test_a_prefix_under_transfer_stays_reachable_and_is_evicted_tail_first_afterwards() -> None:
+    pool, forgotten = _pool(3)
+    blocks = pool.allocate(3)
+    for block in blocks:
+        block.entry = "somewhere"
+    pool.release(blocks)
+    pool.begin_transfer(blocks[:2])
+    assert _states(pool.stats()) == (0, 0, 1, 2)
+    pool.allocate(1)
+    with pytest.raises(ValueError, match="1 blocks wanted, 0 available"):
+        pool.allocate(1)
+    pool.end_transfer(blocks[:2])
+    pool.check_integrity()
+    pool.allocate(2)
+    assert forgotten == [blocks[2], blocks[1], blocks[0]]

@@ -13,6 +13,9 @@ import pytest
 
 from tests.tiny import write_tiny_model
 
+ENDLESS_CONTEXT = 131_072
+"""Of the tiny model: no answer that fills it ends while a test runs, however fast the kernels are."""
+
 READY = "Ostinato is ready on "
 
 
@@ -40,7 +43,9 @@ def clean_environment(data_dir: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position=16_384)
+    return write_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", max_position=ENDLESS_CONTEXT
+    )
 
 
 @pytest.fixture(scope="session")

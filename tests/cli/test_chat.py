@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def test_an_answer_that_cannot_be_given_does_not_end_the_chat(
         *("chat", "--url", server.url, "--max-tokens", "4"),
         stdin=f"{'x' * 200}\nthe\n",
     )
-    assert done.returncode == 0
+    assert done.returncode == 2  # a script can tell that a message got no answer
     assert "Error: " in done.stderr
     assert "64" in done.stderr
     assert len(counts(done.stderr)) == 1
@@ -76,6 +78,29 @@ def test_no_server_is_an_error_that_says_how_to_get_one(run_ostinato: Run) -> No
     assert done.returncode == 2
     assert "no server answers at http://127.0.0.1:9" in done.stderr
     assert "ostinato serve" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port", "http://host:99999999"])
+def test_what_is_no_url_is_an_error_without_a_traceback(run_ostinato: Run, url: str) -> None:
+    done = run_ostinato("chat", "--url", url, stdin="the\n")
+    assert done.returncode == 2
+    assert url in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_input_that_is_not_utf8_is_an_error_that_says_so(start_server: Start) -> None:
+    server = start_server()
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato.cli", "chat", "--url", server.url, "--max-tokens", "1"],
+        input=b"the\ncaf\xe9\n",
+        env={**os.environ, "LC_ALL": "C"},
+        capture_output=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 2
+    assert b"the input is not UTF-8 text (byte 0xe9)" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 class FakeAnswer:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ostinato.cli.main import app
+from tests.cli.conftest import ENDLESS_CONTEXT
 
 LLAMA = ["--layers", "32", "--kv-heads", "8", "--head-dim", "128", "--context", "4096"]
 MLA = ["--layers", "61", "--mla-latent", "512", "--mla-rope", "64"]
@@ -46,7 +47,7 @@ def test_json_has_the_same_figures_in_bytes() -> None:
 def test_a_model_gives_its_own_numbers(tiny_model: Path) -> None:
     result = json.loads(plan("--model", str(tiny_model), "--json").stdout)
     assert result["elements_per_token"] == 2 * 2 * 2 * 16  # K and V, layers, K/V heads, head dim
-    assert result["context"] == 16_384
+    assert result["context"] == ENDLESS_CONTEXT
     assert [row["kind"] for row in result["comparison"]] == ["MHA", "GQA", "MQA"]
 
 
@@ -62,7 +63,15 @@ def test_a_model_gives_its_own_numbers(tiny_model: Path) -> None:
             "--layers cannot be used here: --model gives the shape",
         ),
         ([*LLAMA, "--memory", "much"], "'much' is not a size"),
-        ([*LLAMA, "--kv-bytes", "0"], "kv_bytes must be above 0"),
+        ([*LLAMA, "--kv-bytes", "0"], "kv_bytes must be 0.01 to 100"),
+        ([*LLAMA, "--kv-bytes", "1e308", "--memory", "2GiB"], "kv_bytes must be 0.01 to 100"),
+        ([*LLAMA, "--kv-bytes", "1e-320", "--memory", "2GiB"], "kv_bytes must be 0.01 to 100"),
+        ([*LLAMA, "--batch", "9" * 400], "batch must be 1 to 1,000,000,000,000, not 999"),
+        ([*LLAMA, "--layers", "9" * 400], "layers must be at most 1,000,000,000,000, not 999"),
+        ([*LLAMA, "--heads", "9" * 400], "must be a multiple"),
+        ([*LLAMA, "--heads", "8" + "0" * 400], "kv_heads must be at most 1,000,000,000,000"),
+        ([*LLAMA, "--memory", "9" * 400 + "GiB"], "a size must be below"),
+        (["--model", ""], "the name of the model is empty"),
         ([*LLAMA, "--heads", "12"], "must be a multiple"),
         (["--model", "no-such-model"], "no-such-model"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -11,10 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.conftest import ServeProcess
+from tests.cli.conftest import ENDLESS_CONTEXT, ServeProcess
 
-ENDLESS = {"max_tokens": 16_000, "ignore_eos": True}
-"""Far longer than any test runs."""
+ENDLESS = {"max_tokens": ENDLESS_CONTEXT - 1_000, "ignore_eos": True}
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., ServeProcess]
@@ -74,7 +74,9 @@ def test_a_signal_ends_answers_that_would_go_on_for_long(start_server: Start) ->
         rest = list(lines)
     server.process.communicate(timeout=60)
     assert server.process.returncode == 0
-    assert len(rest) < 16_000  # a line a token, and an empty one after each
+    frames = [line.removeprefix("data: ") for line in rest if line]
+    assert "[DONE]" not in frames
+    assert json.loads(frames[-1])["error"]["code"] == "engine_unavailable"
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_drain(start_server: Start) -> None:
@@ -123,6 +125,7 @@ def test_an_address_that_others_can_reach_is_refused(run_ostinato: Run, host: st
         (["--config", "/no/such/file.toml"], "there is no configuration file"),
         (["--port", "70000"], "server.port"),
         (["--prefix-index", "tree"], "prefix-index"),
+        (["--model", ""], "the name of the model is empty"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(
@@ -139,6 +142,30 @@ def test_a_flag_wins_over_the_file(start_server: Start, tmp_path: Path) -> None:
     file.write_text("[cache]\nblock_size = 4\nnum_blocks = 50\n", encoding="utf-8")
     server = start_server("--config", str(file), "--block-size", "8")
     assert "50 blocks × 8 tokens" in server.summary
+
+
+@pytest.mark.parametrize("flags", [["--kv-memory", "60TiB"], ["--num-blocks", "1000000000000"]])
+def test_a_pool_larger_than_the_machine_is_refused_with_what_would_fit(
+    run_ostinato: Run, tiny_model: Path, flags: list[str]
+) -> None:
+    done = run_ostinato("serve", "--model", str(tiny_model), "--port", "0", *flags)
+    assert done.returncode == 2
+    assert "this machine has" in done.stderr
+    assert "fit in what is free now" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_data_folder_that_cannot_be_one_is_told_with_the_way_out(
+    run_ostinato: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    arguments = ("serve", "--model", str(tiny_model), "--port", "0", "--data-dir")
+    for folder in (file, file / "below", Path("/proc/nothing")):
+        done = run_ostinato(*arguments, str(folder))
+        assert done.returncode == 2
+        assert "must be a folder that may be written" in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
 
 
 def test_clients_use_the_name_that_was_given(start_server: Start) -> None:

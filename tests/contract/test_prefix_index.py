@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.index import BlockHashIndex, PrefixIndex, RadixIndex
@@ -35,7 +37,7 @@ def blocks(*block_ids: int) -> list[KVCacheBlock]:
 def test_an_empty_index_matches_nothing(index: PrefixIndex) -> None:
     match = index.match(ONE, ids(1, 2, 3, 4, 5))
     assert (list(match.blocks), match.partial, match.partial_tokens) == ([], None, 0)
-    assert match.reason in (MissReason.COLD, MissReason.NOT_CACHED)
+    assert match.reason is MissReason.COLD
 
 
 def test_inserted_blocks_are_found_in_order(index: PrefixIndex) -> None:
@@ -135,3 +137,36 @@ def test_chains_name_every_leaf_with_all_its_tokens(index: PrefixIndex) -> None:
         for namespace, tokens, run in index.chains()
     }
     assert found == {(ONE, tuple(range(8)), (0, 1)), (TWO, (5, 5, 5, 5), (2,))}
+
+
+def test_a_block_is_a_leaf_until_another_follows(index: PrefixIndex) -> None:
+    own = blocks(0, 1)
+    index.insert(ONE, ids(*range(4)), own[:1], 0)
+    assert index.is_leaf(own[0])
+    index.insert(ONE, ids(*range(8)), own, 1)
+    assert [index.is_leaf(block) for block in own] == [False, True]
+    with pytest.raises(CacheIntegrityError, match="not in this index"):
+        index.is_leaf(KVCacheBlock(BlockId(9)))
+
+
+@given(
+    stored=st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=12), max_size=5),
+    query=st.lists(st.integers(0, 1), max_size=13),
+)
+def test_the_indexes_give_the_same_reason_where_both_can_know_it(
+    stored: list[list[int]], query: list[int]
+) -> None:
+    radix, hashes = RadixIndex(4), BlockHashIndex(4)
+    for number, tokens in enumerate(stored):
+        whole = tokens[: len(tokens) // 4 * 4]
+        for index in (radix, hashes):
+            found = index.match(ONE, ids(*whole)).blocks
+            new = blocks(*range(10 * number, 10 * number + len(whole) // 4 - len(found)))
+            index.insert(ONE, ids(*whole), [*found, *new], len(found))
+    exact, coarse = radix.match(ONE, ids(*query)), hashes.match(ONE, ids(*query))
+    if coarse.reason is MissReason.BELOW_BLOCK:  # what is shorter than a block is the radix's alone
+        assert len(query) % 4
+    elif exact.reason is MissReason.DIVERGED:  # a hash does not say where text parts
+        assert coarse.reason is MissReason.NOT_CACHED
+    else:
+        assert coarse.reason is exact.reason

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import Server, running_server
+from tests.e2e.server import ENDLESS_CONTEXT, Server, running_server
 from tests.tiny import write_tiny_model
 
 
@@ -22,6 +22,24 @@ def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """The tiny model with a pool of 1,024 tokens, so that it is soon full."""
     flags = ("--num-blocks", "64", "--kv-dtype", "fp32", "--max-model-len", "1000")
     with running_server(str(tiny_model), tmp_path_factory.mktemp("data"), *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose context no test will ever see the end of."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-endless"
+    return write_tiny_model(folder, max_position=ENDLESS_CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def endless_server(
+    endless_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The endless model with a pool for one whole context."""
+    data_dir = tmp_path_factory.mktemp("data")
+    flags = ("--num-blocks", str(ENDLESS_CONTEXT // 16))
+    with running_server(str(endless_model), data_dir, *flags) as server:
         yield server
 
 

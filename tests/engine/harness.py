@@ -164,6 +164,8 @@ class Engine:
         **scheduler: Any,
     ) -> None:
         scheduler.setdefault("watermark", 0.0)
+        budget = scheduler.get("max_num_batched_tokens", 64)
+        scheduler.setdefault("max_num_seqs", min(64, budget))
         config = SchedulerConfig(max_waiting=max_waiting, **scheduler)
         self.clock = clock or ManualClock()
         self.storage = EchoStorage(num_blocks, block_size)

@@ -10,7 +10,7 @@ from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.clock import ManualClock
 from ostinato.config import CacheConfig, OstinatoConfig
 from ostinato.engine.build import build_core, build_engine
-from ostinato.engine.memory import MAX_FULL_CONTEXTS, available_memory, pool_blocks
+from ostinato.engine.memory import MAX_FULL_CONTEXTS, available_memory, pool_blocks, total_memory
 from ostinato.errors import ConfigError, ModelNotFoundError
 from tests.engine.harness import request
 from tests.tiny import TINY_VOCAB_SIZE, write_tiny_model
@@ -50,6 +50,28 @@ def test_the_default_pool_takes_at_most_a_quarter_of_the_free_memory() -> None:
 def test_a_pool_that_could_serve_nobody_is_refused(cache: CacheConfig) -> None:
     with pytest.raises(ConfigError, match="at least 4 blocks"):
         pool_blocks(cache, SPEC, 512)
+
+
+@pytest.mark.parametrize(
+    "cache", [CacheConfig(num_blocks=10**9), CacheConfig(kv_memory_bytes=2**60)]
+)
+def test_a_pool_larger_than_the_machine_is_refused_with_what_fits(cache: CacheConfig) -> None:
+    with pytest.raises(ConfigError, match=r"this machine has .* of memory: at most [\d,]+ blocks"):
+        pool_blocks(cache, SPEC, 512)
+
+
+def test_more_than_is_free_may_be_asked_for_but_not_more_than_there_is() -> None:
+    most = total_memory() // SPEC.bytes_per_block
+    assert pool_blocks(CacheConfig(num_blocks=most), SPEC, 512) == most
+    with pytest.raises(ConfigError, match="this machine has"):
+        pool_blocks(CacheConfig(num_blocks=most + 1), SPEC, 512)
+
+
+def test_a_container_s_limit_is_all_the_memory_there_is(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("4096\n", encoding="ascii")
+    assert total_memory(tmp_path) == 4096
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert total_memory(tmp_path) == total_memory(tmp_path / "none") > 1024**2
 
 
 def test_free_memory_is_read_where_the_system_tells_it(tmp_path: Path) -> None:

@@ -211,46 +211,6 @@ def test_a_preempted_request_can_be_aborted() -> None:
     engine.assert_idle()
 
 
-def test_a_failing_kernel_fails_the_requests_of_that_step_only() -> None:
-    engine = Engine()
-
-    def explode(scheduled: object) -> None:
-        raise FloatingPointError("the kernel tripped")
-
-    engine.add("doomed", tokens(6, 1), max_tokens=4)
-    engine.spy.before = explode
-    assert engine.step() == []
-    (failure,) = engine.core.take_failures()
-    assert failure.request_id == "doomed"
-    assert "the kernel tripped" in str(failure.error)
-    assert isinstance(failure.error.__cause__, FloatingPointError)
-    assert engine.core.take_failures() == []
-    engine.assert_idle()
-
-    engine.spy.before = lambda scheduled: None
-    engine.add("fine", tokens(6, 1), max_tokens=4, ignore_eos=True)
-    got = engine.run()["fine", 0]
-    assert got.tokens == expected_tokens(tokens(6, 1), 4, ignore_eos=True)
-
-
-def test_logits_that_are_not_numbers_fail_their_own_request_alone() -> None:
-    engine = Engine()
-    engine.add("sound", tokens(6, 1), max_tokens=4, ignore_eos=True)
-    engine.add("broken", tokens(6, 2), n=2, max_tokens=4, ignore_eos=True)
-
-    def spoil(scheduled: list, logits: np.ndarray) -> None:
-        for row, part in enumerate(part for part in scheduled if part.wants_logits):
-            if part.request.request_id == "broken":
-                logits[row, 3] = np.nan
-
-    engine.spy.spoil = spoil
-    answers = engine.run()
-    assert [failure.request_id for failure in engine.core.take_failures()] == ["broken"]
-    assert list(answers) == [("sound", 0)]
-    assert answers["sound", 0].tokens == expected_tokens(tokens(6, 1), 4, ignore_eos=True)
-    engine.assert_idle()
-
-
 @pytest.mark.parametrize(
     ("options", "error", "param"),
     [
@@ -258,6 +218,7 @@ def test_logits_that_are_not_numbers_fail_their_own_request_alone() -> None:
         ({"prompt": [1, VOCAB_SIZE]}, InvalidRequestError, "prompt"),
         ({"prompt": [-1]}, InvalidRequestError, "prompt"),
         ({"prompt": [1], "n": 65}, InvalidRequestError, "n"),
+        ({"prompt": [1], "priority": 101}, InvalidRequestError, "priority"),
         ({"prompt": [1], "stop_token_ids": (99,)}, InvalidRequestError, "stop_token_ids"),
         ({"prompt": [1], "logit_bias": {99: 1.0}}, InvalidRequestError, "logit_bias"),
         ({"prompt": [1] * 200}, ContextLengthError, "prompt"),
@@ -285,14 +246,26 @@ def test_an_id_in_use_is_refused_and_may_be_used_again_later() -> None:
 
 
 def test_one_request_more_than_may_wait_is_refused() -> None:
-    engine = Engine(max_waiting=2)
-    engine.add("a", tokens(4), max_tokens=1)
+    engine = Engine(max_waiting=2, max_num_seqs=1)
+    engine.add("running", tokens(4), max_tokens=2, ignore_eos=True)
+    engine.core.step()
     engine.add("b", tokens(4), max_tokens=1)
+    engine.add("c", tokens(4), max_tokens=1)
     assert not engine.core.can_queue
     with pytest.raises(EngineOverloadedError, match="2 requests are waiting"):
-        engine.add("c", tokens(4), max_tokens=1)
+        engine.add("d", tokens(4), max_tokens=1)
     engine.run()
     assert engine.core.can_queue
+
+
+def test_requests_that_find_a_free_sequence_do_not_count_as_waiting() -> None:
+    engine = Engine(max_waiting=2, max_num_seqs=3)
+    for number in range(5):
+        engine.add(f"r{number}", tokens(4), max_tokens=1)
+    assert not engine.core.can_queue
+    with pytest.raises(EngineOverloadedError, match="2 requests are waiting"):
+        engine.add("one more", tokens(4), max_tokens=1)
+    assert len(engine.run()) == 5
 
 
 def _break(manager: KVCacheManager) -> None:

@@ -121,7 +121,7 @@ def test_chunks_and_cache_do_not_change_logits(
         model,
         data_dir,
         cache={"prefix_index": prefix_index},
-        scheduler={"max_num_batched_tokens": chunk},
+        scheduler={"max_num_batched_tokens": chunk, "max_num_seqs": 4},
     )
     spy = spy_on(core)
     reference = alone(model, data_dir, 1)

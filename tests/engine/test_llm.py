@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import ostinato
@@ -50,6 +52,41 @@ def test_token_ids_need_no_text(llm: LLM) -> None:
     assert (single.prompt, single.prompt_token_ids) == (None, [8, 5, 12])
     first, second = llm.generate([[8, 5], [12]], GREEDY, use_tqdm=False)
     assert (first.prompt_token_ids, second.prompt_token_ids) == ([8, 5], [12])
+
+
+def test_token_ids_may_come_from_numpy(llm: LLM) -> None:
+    wide = np.array([8, 5, 12], dtype=np.int64)
+    for prompts in (wide, list(wide), [wide], wide[np.newaxis]):
+        (output,) = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert output.prompt_token_ids == [8, 5, 12]
+    two = llm.generate(np.array([[8, 5], [12, 1]]), GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids for output in two] == [[8, 5], [12, 1]]
+
+
+@pytest.mark.parametrize(
+    "prompt", [[2**40], [2**70], [-(2**40)], [1.5], [1, None], [True], [1, [2]], np.array([0.5])]
+)
+def test_what_is_no_token_id_is_refused_and_not_bent_into_one(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert caught.value.param == "prompt"
+
+
+def test_text_that_is_not_valid_unicode_is_refused(llm: LLM, tiny: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        llm.generate("half a pair: \ud83d", GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        tiny.chat([{"role": "user", "content": "\ud83d"}], GREEDY, use_tqdm=False)
+
+
+def test_a_chat_with_what_the_template_would_drop_is_refused(tiny: LLM) -> None:
+    asked = {"role": "user", "content": "What is the time?"}
+    tool = {"type": "function", "function": {"name": "clock"}}
+    with pytest.raises(InvalidRequestError, match="no place for tools"):
+        tiny.chat([asked], GREEDY, tools=[tool], use_tqdm=False)
+    called = {"role": "assistant", "content": "", "tool_calls": [tool]}
+    with pytest.raises(InvalidRequestError, match="no place for tool_calls"):
+        tiny.chat([asked, called], GREEDY, use_tqdm=False)
 
 
 def test_outputs_keep_the_order_of_the_prompts_whatever_finishes_first(llm: LLM) -> None:

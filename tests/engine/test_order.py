@@ -7,14 +7,16 @@ from typing import Any
 from ostinato.cache.types import NamespaceKey
 from ostinato.engine.order import (
     MAX_LOOKUPS,
+    PRIORITY_TOKENS,
     Candidate,
     FirstComeFirstServed,
     LongestPrefixFirst,
     OpenGate,
     SharedPrefixGate,
     WaitingOrder,
+    by_turns,
 )
-from ostinato.engine.request import Request, RequestStatus
+from ostinato.engine.request import MAX_PRIORITY, Request, RequestStatus
 from tests.engine.harness import Engine, namespace_of, request, tokens
 
 
@@ -76,6 +78,32 @@ def test_a_lower_priority_number_is_served_earlier() -> None:
         "urgent",
         "normal",
     ]
+    assert in_order(order, candidate("later", priority=1), candidate("normal")) == [
+        "normal",
+        "later",
+    ]
+
+
+def test_age_outweighs_any_priority_in_the_end() -> None:
+    order = LongestPrefixFirst(age_weight=64.0)
+    step = PRIORITY_TOKENS / 64.0
+    urgent = candidate("urgent", priority=-MAX_PRIORITY)
+    lowly = {"priority": MAX_PRIORITY}
+    waited = 2 * MAX_PRIORITY * step
+    assert in_order(order, candidate("old", waited=waited - 1, **lowly), urgent)[0] == "urgent"
+    assert in_order(order, candidate("old", waited=waited + 1, **lowly), urgent)[0] == "old"
+
+
+def test_an_endless_stream_of_urgent_requests_starves_nobody() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.add("normal", tokens(4), max_tokens=1)
+    for turn in range(200):
+        engine.add(f"urgent {turn}", tokens(4, turn + 1), max_tokens=1, priority=-1)
+        done = {delta.request_id for delta in engine.step()}
+        if "normal" in done:
+            break
+        engine.clock.advance(1.0)
+    assert 1 <= turn <= PRIORITY_TOKENS / 64 + 1
 
 
 def test_equal_scores_keep_the_order_of_arrival() -> None:
@@ -84,19 +112,60 @@ def test_equal_scores_keep_the_order_of_arrival() -> None:
     assert in_order(FirstComeFirstServed(), second, first) == ["first", "second"]
 
 
-def test_beyond_the_lookup_limit_arrival_decides() -> None:
+def flooded(last: str, **options: Any) -> list[str]:
+    """Who is served in which order, if `last` is warm and comes after more than may be looked up."""
+    engine = Engine(num_blocks=64, max_num_seqs=1)
+    warm = tokens(20)
+    engine.add("seed", warm, max_tokens=1, **options)
+    engine.run()
+    for number in range(MAX_LOOKUPS + 1):
+        # None of them shares even its first token with another.
+        engine.add(f"cold {number}", [1 + number % 60] * 4, max_tokens=1, salt=str(number))
+    engine.add(last, [*warm, 1], max_tokens=1, **options)
+    finished = []
+    while engine.core.has_work:
+        finished += [delta.request_id for delta in engine.step()]
+    return finished
+
+
+def test_beyond_the_lookup_limit_the_first_so_many_are_looked_up() -> None:
+    # Two are served before "warm" is among them; then it goes first.
+    assert flooded("warm")[:3] == ["cold 0", "cold 1", "warm"]
+
+
+def test_a_tenant_that_floods_the_queue_does_not_push_another_out_of_it() -> None:
+    assert flooded("other's", tenant="other")[0] == "other's"
+
+
+def test_prefix_order_holds_among_the_first_of_a_flood() -> None:
     engine = Engine(num_blocks=64, max_num_seqs=1)
     warm = tokens(20)
     engine.add("seed", warm, max_tokens=1)
     engine.run()
-    for number in range(MAX_LOOKUPS + 1):
-        engine.add(f"cold {number}", tokens(4, 100 + number), max_tokens=1)
-    engine.add("warm", [*warm, 1], max_tokens=1)
-    finished = []
-    while engine.core.has_work:
-        finished += [delta.request_id for delta in engine.step()]
-    # Two are served in order of arrival; then the rest is few enough to be looked up.
-    assert finished[:3] == ["cold 0", "cold 1", "warm"]
+    for number in range(2 * MAX_LOOKUPS):
+        engine.add(f"cold {number}", [1] * 4, max_tokens=1, salt=str(number))
+        if number == 5:
+            engine.add("warm", [*warm, 1], max_tokens=1)
+    (delta,) = engine.step()
+    assert delta.request_id == "warm"
+
+
+def test_tenants_take_turns_and_preempted_requests_need_none() -> None:
+    waiting = [
+        *(make(f"a{number}", tenant="a") for number in range(4)),
+        *(make(f"b{number}", tenant="b") for number in range(2)),
+        make("c0", tenant="c"),
+    ]
+    waiting[3].status = RequestStatus.PREEMPTED
+    order = FirstComeFirstServed()
+    drawn = by_turns(waiting, lambda one: order.sort_key(Candidate(one, 0, 0.0, 0)), 6)
+    assert [one.request_id for one in drawn] == ["a3", "a0", "b0", "c0", "a1", "b1"]
+
+
+def test_first_come_first_served_reads_neither_cache_nor_tenant_nor_priority() -> None:
+    first = candidate("first", tenant_tokens=1000, priority=5)
+    second = candidate("second", 900, waited=9.0, priority=-5)
+    assert in_order(FirstComeFirstServed(), second, first) == ["first", "second"]
 
 
 def test_the_gate_holds_only_for_two_blocks_more_than_are_cached() -> None:

@@ -194,6 +194,7 @@ def test_greedy_rows_draw_nothing_and_leave_their_neighbours_streams_alone() -> 
     tokens = []
     for _ in range(10):
         tokens.append(sample(np.stack([row, row]), [greedy, sampled])[1].token_id)
+        sampled.observe(tokens[-1])
     assert tokens == run(row, 10, seed=9)
 
 
@@ -324,6 +325,14 @@ def test_a_refused_batch_has_drawn_nothing() -> None:
     state = state_for(seed=7)
     with pytest.raises(NonFiniteLogitsError):
         sample(np.stack([row, broken]), [state, state_for()])
+    assert [choose(row, state) for _ in range(5)] == run(row, 5, seed=7)
+
+
+def test_a_row_that_is_sampled_again_before_its_token_is_taken_gives_the_same_token() -> None:
+    row = np.zeros(500, dtype=np.float32)
+    state = state_for(seed=7)
+    first = sample(row[np.newaxis], [state])
+    assert sample(row[np.newaxis], [state]) == first
     assert [choose(row, state) for _ in range(5)] == run(row, 5, seed=7)
 
 

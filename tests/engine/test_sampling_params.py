@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostinato.engine.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP, SamplingParams
+from ostinato.engine.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP,
+    MAX_STOP_LENGTH,
+    SamplingParams,
+)
 from ostinato.errors import InvalidRequestError
 
 NUMBERS = {
@@ -133,6 +139,15 @@ def test_none_stands_for_no_stops_and_no_bias() -> None:
 def test_as_many_stop_strings_as_allowed_and_no_more() -> None:
     assert len(SamplingParams(stop=("x",) * MAX_STOP).stop) == MAX_STOP
     assert refused(stop=("x",) * (MAX_STOP + 1)).param == "stop"
+
+
+def test_a_stop_string_may_be_so_long_and_no_longer() -> None:
+    assert SamplingParams(stop="x" * MAX_STOP_LENGTH).stop == ("x" * MAX_STOP_LENGTH,)
+    error = refused(stop=["a", "x" * 1_900_000])
+    assert error.param == "stop"
+    assert str(error) == (
+        "stop must be strings of at most 1,000 characters, not 1,900,000 characters long"
+    )
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""], [1], [None], 5])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+from ostinato.cache.hashing import sha256
 from ostinato.cache.types import MissReason
 from ostinato.clock import ManualClock
+from ostinato.config import SchedulerConfig
 from ostinato.engine.request import RequestStatus
-from tests.engine.harness import Engine, expected_tokens, tokens
+from tests.engine.harness import Engine, expected_tokens, request, tokens
+from tests.engine.tiny_engine import load_tiny, tiny_core
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
@@ -255,3 +261,89 @@ def test_age_lets_a_cold_prompt_start_before_an_endless_stream_of_warm_ones() ->
     place = finished.index("cold")
     # Behind warm ones at first, but 64 cached tokens are worth 8 seconds.
     assert 1 <= place <= 10
+
+
+def test_a_budget_below_the_number_of_sequences_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match="raise the first or lower the second"):
+        SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9)
+    assert SchedulerConfig(max_num_batched_tokens=9, max_num_seqs=9).max_num_seqs == 9
+
+
+def test_every_running_sequence_gets_a_token_in_every_step_whatever_prefills() -> None:
+    engine = Engine(max_num_batched_tokens=12, max_num_seqs=12, num_blocks=400)
+    engine.add("prefill", tokens(300, 99), max_tokens=1)
+    engine.step()
+    engine.add("decodes", tokens(2, 1), n=11, max_tokens=30, ignore_eos=True)
+    most = 0
+    for _ in range(20):
+        running = list(engine.scheduler.running)
+        most = max(most, len(running))
+        engine.step()
+        shares = {part.request: part.num_tokens for part in engine.spy.batches[-1]}
+        assert sum(shares.values()) <= 12
+        assert all(shares[request] > 0 for request in running)
+    assert most == 12
+    engine.run()
+
+
+def test_a_short_request_need_not_wait_for_the_end_of_a_long_prefill() -> None:
+    engine = Engine(max_num_batched_tokens=16, max_num_seqs=8, num_blocks=256)
+    engine.add("long", tokens(600, 1), max_tokens=2, ignore_eos=True)
+    for _ in range(3):
+        engine.step()
+    engine.add("short", tokens(4, 2), max_tokens=3, ignore_eos=True)
+    deltas = [delta for _ in range(2) for delta in engine.step()]
+    assert [delta.request_id for delta in deltas] == ["short", "short"]
+    answers = engine.run()
+    assert answers["long", 0].tokens == expected_tokens(tokens(600, 1), 2, ignore_eos=True)
+    assert {sum(part.num_tokens for part in batch) for batch in engine.spy.batches[:35]} == {16}
+
+
+def test_a_prefill_is_capped_only_as_long_as_others_want_tokens() -> None:
+    engine = Engine(
+        max_num_batched_tokens=16, long_prefill_tokens=5, max_num_seqs=8, num_blocks=256
+    )
+    engine.add("one", tokens(40, 1), max_tokens=1)
+    engine.step()
+    engine.add("two", tokens(60, 2), max_tokens=1)
+    engine.add("three", tokens(60, 3), max_tokens=1)
+    engine.step()
+    shares = [[part.num_tokens for part in batch] for batch in engine.spy.batches]
+    assert shares == [[16], [6, 5, 5]]
+    engine.run()
+
+
+@pytest.mark.parametrize(("policy", "first"), [("lpm", "warm"), ("fcfs", "cold")])
+def test_the_policy_of_waiting_is_a_setting(policy: str, first: str, tmp_path: Path) -> None:
+    core = tiny_core(load_tiny(tmp_path), tmp_path, scheduler={"policy": policy, "max_num_seqs": 1})
+    order = []
+    for name, prompt in (("seed", range(40)), ("cold", range(40, 80)), ("warm", range(41))):
+        core.add_request(request(name, prompt, max_tokens=1))
+        if name == "seed":
+            while core.has_work:
+                core.step()
+    while core.has_work:
+        order += [delta.request_id for delta in core.step()]
+    assert order[0] == first
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_hashes_each_of_its_blocks_once_in_its_whole_life(n: int) -> None:
+    engine = Engine(prefix_index="block_hash", max_num_seqs=4, num_blocks=14, block_size=4)
+    hashed: Counter[bytes] = Counter()
+
+    def count(message: bytes) -> bytes:
+        hashed[message] += 1
+        return sha256(message)
+
+    engine.manager._index._digest = count
+    # Waits for memory, is looked up again and again, is preempted and resumed, and may fork.
+    engine.add("before", tokens(30, 1), max_tokens=10, ignore_eos=True)
+    engine.step()
+    engine.add("a", tokens(18, 2), n=n, temperature=1.0, max_tokens=12, ignore_eos=True)
+    engine.run()
+    if n == 3:
+        assert engine.core.stats().preemptions_total > 0
+    assert set(hashed.values()) == {1}
+    own = (18 + 12 - 1) // 4
+    assert sum(hashed.values()) == (30 + 10 - 1) // 4 + own + (n - 1) * (own - 18 // 4)

@@ -132,7 +132,18 @@ def test_stop_strings_of_any_script_work(stop: str) -> None:
 
 
 def test_a_very_long_stop_string_costs_linear_time() -> None:
-    stop = "a" * 50_000 + "b"
+    stop = "a" * 50_000 + "b"  # far beyond what a request may ask for
     checker = StopChecker((stop,))
     assert checker.feed("a" * 100_000) == ("a" * 50_000, None)
     assert checker.feed("b") == ("", stop)
+
+
+def test_the_answers_of_one_call_share_the_tables_of_their_stop_strings() -> None:
+    stop = ("ab" * 500, "aab")
+    first, second = StopChecker(stop), StopChecker(list(stop))
+    tables = [matcher._borders for matcher in first._matchers]
+    assert all(
+        matcher._borders is table for matcher, table in zip(second._matchers, tables, strict=True)
+    )
+    assert first.feed("xaab") == ("x", "aab")
+    assert second.feed("b") == ("b", None)

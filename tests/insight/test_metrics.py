@@ -78,6 +78,7 @@ def test_a_scrape_carries_the_engines_numbers() -> None:
     assert blocks == {"free": 50, "in_use": 30, "cached": 15, "in_transfer": 5}
     assert value(samples, "request_success_total", finished_reason="stop") == 8
     assert value(samples, "request_success_total", finished_reason="abort") == 0
+    assert value(samples, "request_success_total", finished_reason="error") == 1
 
 
 def test_histograms_and_reasons_are_exposed_at_zero_before_the_first_request() -> None:

@@ -60,7 +60,7 @@ def test_without_a_generation_prompt_the_last_turn_is_the_end(smollm2: ChatTempl
 def test_bos_eos_tools_and_further_variables_reach_the_template() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     source = "{{ bos_token }}{{ tools[0].function.name }}{{ enable_thinking }}{{ eos_token }}"
-    assert rendered(source, tools=tools, enable_thinking=True) == "<s>fTrue</s>"
+    assert rendered(source, tools=tools, variables={"enable_thinking": True}) == "<s>fTrue</s>"
     assert template(source).supports_tools
 
 
@@ -89,7 +89,7 @@ def test_json_is_neither_escaped_for_html_nor_for_ascii() -> None:
 def test_the_date_never_moves_unless_the_caller_gives_one() -> None:
     source = "{{ date_string or strftime_now('%d %b %Y, %H:%M') }}"
     assert rendered(source) == "26 Jul 2024, 00:00"
-    assert rendered(source, date_string="today") == "today"
+    assert rendered(source, variables={"date_string": "today"}) == "today"
 
 
 def test_a_template_that_refuses_is_the_callers_mistake_with_its_own_words() -> None:

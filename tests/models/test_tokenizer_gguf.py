@@ -15,6 +15,7 @@ import pytest
 
 from ostinato.errors import ModelFormatError, UnsupportedModelError
 from ostinato.models.registry import resolve_model
+from ostinato.models.special_text import MARK
 from ostinato.models.tokenizer import Tokenizer
 from ostinato.models.tokenizer_gguf import tokenizer_from_gguf
 from ostinato.models.weights.gguf_format import read_header
@@ -182,6 +183,40 @@ def test_user_defined_tokens_are_never_split_but_are_text() -> None:
     assert made.encode("<tool_call>") == [len(tokens) - 1]
     assert not made.is_special(len(tokens) - 1)
     assert made.decode([len(tokens) - 1]) == "<tool_call>"
+
+
+def every_kind(smollm2: Tokenizer) -> list[Tokenizer]:
+    names = ("llama-bpe", "qwen2", "tekken", "default")
+    byte_level = [tiny_tokenizer_metadata(**{"tokenizer.ggml.pre": name}) for name in names]
+    return [smollm2, *map(tokenizer_from_gguf, [*byte_level, sentencepiece_metadata()])]
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_marks_in_ordinary_text_leave_no_trace(smollm2: Tokenizer, kind: int) -> None:
+    tokenizer = every_kind(smollm2)[kind]
+    for text in TEXTS:
+        middle = len(text) // 2
+        if any(special in text for special in ("<|", "<s>", "</s>", "<unk>")):
+            continue
+        assert tokenizer.encode_marked(text[:middle] + MARK + text[middle:]) == tokenizer.encode(
+            text
+        )
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_marked_spellings_of_special_tokens_are_text_between_real_ones(
+    smollm2: Tokenizer, kind: int
+) -> None:
+    tokenizer = every_kind(smollm2)[kind]
+    real = next(i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
+    for special in range(tokenizer.vocab_size):
+        if tokenizer.is_special(special):
+            spelling = tokenizer.token_text(special)
+            text = f"{tokenizer.token_text(real)}{tokenizer.mark_special_text(f'a{spelling}b')}"
+            first, *rest = tokenizer.encode_marked(text)
+            assert first == real
+            assert not any(tokenizer.is_special(i) for i in rest)
+            assert tokenizer.decode(rest).strip() == f"a{spelling}b"
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:

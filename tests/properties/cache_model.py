@@ -6,6 +6,7 @@ is a list of keys (findable blocks) and of unique tokens for private blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Key = tuple[str, tuple[int, ...]]
@@ -20,6 +21,13 @@ class ModelTable:
     published: int = 0
 
 
+@dataclass(eq=False)
+class ModelTransfer:
+    """Blocks that are being copied; what becomes unfindable meanwhile is an anonymous object."""
+
+    blocks: list[Key | object]
+
+
 @dataclass
 class CacheModel:
     capacity: int
@@ -29,6 +37,7 @@ class CacheModel:
     entries: dict[Key, int] = field(default_factory=dict)
     """Findable blocks, with the time of their last release."""
     tables: list[ModelTable] = field(default_factory=list)
+    transfers: list[ModelTransfer] = field(default_factory=list)
     now: int = 0
 
     # -- observations
@@ -42,11 +51,21 @@ class CacheModel:
             held.extend(b for b in table.blocks if b not in held)
         return len(held)
 
+    def moving(self, block: object) -> bool:
+        return any(block in transfer.blocks for transfer in self.transfers)
+
+    def in_transfer(self) -> int:
+        """Blocks that only transfers keep."""
+        kept: list[object] = []
+        for transfer in self.transfers:
+            kept.extend(b for b in transfer.blocks if b not in kept and not self.refs(b))
+        return len(kept)
+
     def cached(self) -> list[Key]:
-        return [key for key in self.entries if not self.refs(key)]
+        return [key for key in self.entries if not self.refs(key) and not self.moving(key)]
 
     def free(self) -> int:
-        return self.capacity - self.in_use() - len(self.cached())
+        return self.capacity - self.in_use() - self.in_transfer() - len(self.cached())
 
     def match(self, namespace: str, tokens: list[int]) -> tuple[list[Key], Key | None, int]:
         """Full blocks, the block to copy from, and the tokens to copy; at most len(tokens) - 1."""
@@ -73,15 +92,17 @@ class CacheModel:
 
     def make_room(self, count: int) -> None:
         while self.free() < count:
-            victim = min(self.cached(), key=lambda key: self.entries[key])
-            followers = [k for k in self.entries if k != victim and self._begins(k, victim)]
-            assert not followers, "LRU would evict a block before its successors"
-            del self.entries[victim]
+            self.evict_one()
 
-    def drop(self, blocks: list[Key | object]) -> None:
-        """Called after the blocks have left a table; stamps those that nobody holds, tail first."""
+    def evict_one(self) -> None:
+        victim = min(self.cached(), key=lambda key: self.entries[key])
+        assert not self._followers(victim), "LRU would evict a block before its successors"
+        del self.entries[victim]
+
+    def drop(self, blocks: Sequence[Key | object]) -> None:
+        """Called after the blocks have left their holder; stamps those that nobody keeps, tail first."""
         for block in reversed(blocks):
-            if block in self.entries and not self.refs(block):
+            if block in self.entries and not self.refs(block) and not self.moving(block):
                 self.now += 1
                 self.entries[block] = self.now  # type: ignore[index]
 
@@ -117,8 +138,7 @@ class CacheModel:
     def publish(self, table: ModelTable) -> None:
         for at in range(table.published, table.computed // self.block_size):
             key = (table.namespace, tuple(table.tokens[: (at + 1) * self.block_size]))
-            self._enter(key)
-            table.blocks[at] = key
+            self._publish_block(table, at, key)
             table.published = at + 1
 
     def release(self, table: ModelTable) -> None:
@@ -128,16 +148,50 @@ class CacheModel:
             key = (table.namespace, tuple(table.tokens[: table.computed]))
             longer = [k for k in self.entries if self._same_block(k, key) and self._begins(k, key)]
             if not longer:
-                self._enter(key)
-                table.blocks[table.published] = key
+                self._publish_block(table, table.published, key)
         self.tables.remove(table)
         self.drop(table.blocks)
+
+    def discard(self, table: ModelTable) -> None:
+        self.tables.remove(table)
+        for key in reversed(table.blocks[: table.published]):
+            if self.refs(key) or self._followers(key):
+                break
+            self._forget(key)
+        self.drop(table.blocks)
+
+    def begin_transfer(self, blocks: Sequence[Key | object]) -> ModelTransfer:
+        transfer = ModelTransfer(list(blocks))
+        self.transfers.append(transfer)
+        return transfer
+
+    def end_transfer(self, transfer: ModelTransfer) -> None:
+        self.transfers.remove(transfer)
+        self.drop(transfer.blocks)
+
+    def _followers(self, key: object) -> list[Key]:
+        return [k for k in self.entries if k != key and self._begins(k, key)]
+
+    def _forget(self, key: object) -> None:
+        """Take an entry out; the block itself lives on as long as a transfer keeps it."""
+        del self.entries[key]  # type: ignore[arg-type]
+        self._rename(key, object())
+
+    def _rename(self, old: object, new: object) -> None:
+        for transfer in self.transfers:
+            transfer.blocks = [new if block == old else block for block in transfer.blocks]
+
+    def _publish_block(self, table: ModelTable, at: int, key: Key) -> None:
+        if key not in self.entries:  # else the table takes the block that is there
+            self._rename(table.blocks[at], key)
+        self._enter(key)
+        table.blocks[at] = key
 
     def _enter(self, key: Key) -> None:
         shorter = [k for k in self.entries if self._same_block(k, key) and self._begins(key, k)]
         for subsumed in shorter:
             if subsumed != key:
-                del self.entries[subsumed]
+                self._forget(subsumed)
         self.entries.setdefault(key, 0)
 
     def _same_block(self, a: Key, b: Key) -> bool:

@@ -1,10 +1,13 @@
 """Drives pool + index + manager against a brute-force model.
 
 Guards against: a block given to two owners, a leak on any exit, a head evicted before its tail, reuse of
-foreign or half-written K/V, a match that is shorter or longer than what is really cached.
+foreign or half-written K/V, a match that is shorter or longer than what is really cached, a block that is
+reused while it is copied to another tier, K/V of a failed request that can still be found.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,13 +22,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.index import BlockHashIndex, PrefixIndex, RadixIndex
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.storage import NullKVStorage
 from ostinato.cache.types import BlockId, NamespaceKey
-from tests.properties.cache_model import CacheModel, Key, ModelTable
+from tests.properties.cache_model import CacheModel, Key, ModelTable, ModelTransfer
 
 NAMESPACES = {name: NamespaceKey(name.encode() * 32) for name in ("a", "b")}
 
@@ -42,7 +46,7 @@ class ContentStorage(NullKVStorage):
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Allocate, compute, extend, publish, fork, release and reset in any order."""
+    """Allocate, compute, extend, publish, fork, release, discard, transfer, evict and reset in any order."""
 
     block_size = 4
     index_type: type[PrefixIndex] = RadixIndex
@@ -50,6 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pairs: list[tuple[BlockTable, ModelTable]] = []
+        self.transfers: list[tuple[list[KVCacheBlock], ModelTransfer]] = []
 
     @initialize(capacity=st.integers(1, 12))
     def start(self, capacity: int) -> None:
@@ -61,7 +66,29 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(NAMESPACES)), data=st.data())
     def allocate(self, name: str, data: st.DataObject) -> None:
+        self._allocate(name, self._draw_prompt(data))
+
+    @rule(name=st.sampled_from(sorted(NAMESPACES)), data=st.data())
+    def serve(self, name: str, data: st.DataObject) -> None:
+        """A request from its beginning to its end, so that there is much to find and to evict."""
         tokens = self._draw_prompt(data)
+        if self._allocate(name, tokens):
+            table, mirror = self.pairs.pop()
+            self._compute(table, mirror, len(tokens))
+            self._release(table, mirror)
+
+    @rule(data=st.data())
+    def press(self, data: st.DataObject) -> None:
+        """Somebody takes almost all there is and computes nothing: what is cached has to go."""
+        available = self.manager.num_available_blocks
+        if not available:
+            return
+        wanted = data.draw(st.integers(max(1, available - 2), available))
+        # No prompt holds a 9, so that nothing is reused.
+        assert self._allocate("a", [9] * (wanted * self.block_size))
+        self._release(*self.pairs.pop())
+
+    def _allocate(self, name: str, tokens: list[int]) -> bool:
         array = np.array(tokens, dtype=np.int32)
         match = self.manager.lookup(NAMESPACES[name], array)
         full, _, partial = self.model.match(name, tokens)
@@ -72,18 +99,21 @@ class CacheMachine(RuleBasedStateMachine):
         if table is None:
             held = [*full, source] if source else full
             fresh = -(-len(tokens) // self.block_size) - len(full)
-            adopted = sum(not self.model.refs(key) for key in held)
+            adopted = sum(not self.model.refs(key) and not self.model.moving(key) for key in held)
             assert fresh + adopted > self.model.free() + len(self.model.cached())
-            return
+            return False
         mirror = self.model.allocate(name, tokens, source, partial)
         self.pairs.append((table, mirror))
         self._check_content(table, mirror)
+        return True
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data())
     def compute(self, data: st.DataObject) -> None:
         table, mirror = data.draw(st.sampled_from(self.pairs))
-        target = data.draw(st.integers(mirror.computed, len(mirror.tokens)))
+        self._compute(table, mirror, data.draw(st.integers(mirror.computed, len(mirror.tokens))))
+
+    def _compute(self, table: BlockTable, mirror: ModelTable, target: int) -> None:
         if not self._extend(table, mirror, target):
             return
         for position in range(mirror.computed, target):
@@ -120,17 +150,66 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(self.pairs) - 1))
-        table, mirror = self.pairs.pop(at)
+        self._release(*self.pairs.pop(at))
+
+    def _release(self, table: BlockTable, mirror: ModelTable) -> None:
         self.manager.release(table, np.array(mirror.tokens, dtype=np.int32), mirror.computed)
         self.model.release(mirror)
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(self.pairs) - 1))
+        table, mirror = self.pairs.pop(at)
+        self.manager.discard(table)
+        self.model.discard(mirror)
+
+    @precondition(lambda self: self.pairs and len(self.transfers) < 4)
+    @rule(data=st.data())
+    def begin_transfer_of_held_blocks(self, data: st.DataObject) -> None:
+        table, mirror = data.draw(st.sampled_from(self.pairs))
+        count = data.draw(st.integers(1, len(mirror.blocks)))
+        self._begin_transfer(table.blocks[:count], mirror.blocks[:count])
+
+    @precondition(lambda self: self.model.entries and len(self.transfers) < 4)
+    @rule(data=st.data())
+    def begin_transfer_of_a_cached_prefix(self, data: st.DataObject) -> None:
+        name, tokens = data.draw(st.sampled_from(sorted(self.model.entries)))
+        for namespace, chain, blocks in self.index.chains():
+            if namespace == NAMESPACES[name] and tuple(chain[: len(tokens)].tolist()) == tokens:
+                count = -(-len(tokens) // self.block_size)
+                keys = [self._key(name, tokens, at) for at in range(count)]
+                if keys[-1] in self.model.entries:
+                    self._begin_transfer(list(blocks[:count]), keys)
+                return
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def end_transfer(self, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(self.transfers) - 1))
+        blocks, mirror = self.transfers.pop(at)
+        self.manager._pool.end_transfer(blocks)
+        self.model.end_transfer(mirror)
+
+    @precondition(lambda self: self.model.cached())
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """The least recently used go, in the order in which the model says."""
+        count = data.draw(st.integers(1, len(self.model.cached())))
+        before = self.manager.stats().evicted_total
+        for _ in range(count):
+            self.manager._pool.evict_one()
+            self.model.evict_one()
+        assert self.manager.stats().evicted_total == before + count
 
     @rule()
     def reset(self) -> None:
         if self.manager.reset():
             assert not self.pairs
+            assert not self.transfers
             self.model.entries.clear()
         else:
-            assert self.pairs
+            assert self.pairs or self.transfers
 
     @invariant()
     def books_agree(self) -> None:
@@ -141,7 +220,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert stats.free == self.model.free()
         assert stats.in_use == self.model.in_use()
         assert stats.cached == len(self.model.cached())
+        assert stats.in_transfer == self.model.in_transfer()
+        assert stats.free + stats.in_use + stats.cached + stats.in_transfer == stats.total
         assert self._findable() == set(self.model.entries)
+
+    def _begin_transfer(self, blocks: list[KVCacheBlock], keys: Sequence[Key | object]) -> None:
+        self.manager._pool.begin_transfer(blocks)
+        self.transfers.append((blocks, self.model.begin_transfer(keys)))
+
+    def _key(self, name: str, tokens: tuple[int, ...], at: int) -> Key:
+        return name, tokens[: (at + 1) * self.block_size]
 
     def _extend(self, table: BlockTable, mirror: ModelTable, num_tokens: int) -> bool:
         before = list(table.blocks)

@@ -50,7 +50,8 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 24),
         block_size=st.sampled_from([1, 4, 16]),
         prefix_index=st.sampled_from(["radix", "block_hash", "none"]),
-        budget=st.integers(1, 40),
+        spare=st.integers(0, 32),
+        long_prefill=st.none() | st.integers(1, 40),
         seats=st.integers(2, 8),
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
     )
@@ -59,7 +60,8 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks: int,
         block_size: int,
         prefix_index: Any,
-        budget: int,
+        spare: int,
+        long_prefill: int | None,
         seats: int,
         watermark: float,
     ) -> None:
@@ -67,7 +69,8 @@ class EngineMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             block_size=block_size,
             prefix_index=prefix_index,
-            max_num_batched_tokens=budget,
+            max_num_batched_tokens=seats + spare,
+            long_prefill_tokens=long_prefill,
             max_num_seqs=seats,
             watermark=watermark,
         )

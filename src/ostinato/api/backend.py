@@ -9,11 +9,9 @@ from typing import Protocol, TypeAlias
 from ostinato.api.prompt import Prompt
 from ostinato.cache.types import TenantId
 from ostinato.engine.outputs import OutputDelta
+from ostinato.engine.request import DEFAULT_TENANT
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.stats import EngineStats
-
-DEFAULT_TENANT = TenantId("default")
-"""Whose requests these are as long as there are no API keys."""
 
 PromptInput: TypeAlias = Prompt | str | tuple[int, ...]
 """A conversation, raw text, or token ids."""
@@ -25,10 +23,10 @@ class ServedModel:
 
     Attributes:
         id: the name.
-        created: Unix seconds at which it was loaded.
+        created: Unix seconds; for a local model when its file or folder was last changed.
         owned_by: who serves it.
         max_model_len: longest prompt + output, in tokens.
-        fingerprint: changes whenever the same seed may give another answer (weights, K/V format).
+        fingerprint: changes whenever the same seed may give another answer: weights, K/V format, kernels.
     """
 
     id: str
@@ -51,6 +49,8 @@ class BackendHealth:
         block_size: tokens a block.
         min_cacheable_tokens: shortest prefix that can be reused; None without prefix caching.
         kv_bytes_per_token: K/V memory of one token.
+        max_num_seqs: most answers that are generated at once.
+        max_waiting: most requests that wait beyond those.
     """
 
     alive: bool
@@ -61,6 +61,8 @@ class BackendHealth:
     block_size: int
     min_cacheable_tokens: int | None
     kv_bytes_per_token: int
+    max_num_seqs: int
+    max_waiting: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ class GenerationRequest:
         tenant: whose cache is read and written.
         cache_salt: narrows reuse within the tenant.
         priority: lower runs earlier.
+        clips_max_tokens: `params.max_tokens` is the dialect's default: it shrinks to the room that the
+            prompt leaves, where what a client asked for would be refused.
     """
 
     request_id: str
@@ -84,6 +88,7 @@ class GenerationRequest:
     tenant: TenantId = DEFAULT_TENANT
     cache_salt: str | None = None
     priority: int = 0
+    clips_max_tokens: bool = False
 
 
 class Backend(Protocol):
@@ -97,7 +102,8 @@ class Backend(Protocol):
         """Check a request, then return the deltas of all its answers.
 
         Nothing is computed before the first delta is asked for. Closing the generator cancels the
-        request and frees its K/V at once; a generator that was never started needs no closing.
+        request; its K/V is free after the step that runs. A generator that was never started needs no
+        closing.
 
         Raises:
             RequestError: the request can never be served; raised here, not by the generator.

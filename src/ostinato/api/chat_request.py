@@ -10,7 +10,7 @@ from pydantic import Field, Tag
 from ostinato.api import unsupported
 from ostinato.api.fields import (
     ApiModel,
-    SamplingFields,
+    GenerationBody,
     Text,
     require_stream_for_options,
     text_or_list,
@@ -19,6 +19,8 @@ from ostinato.api.fields import (
 from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolCall
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError, RequestError
+from ostinato.models.chat_encoding import UNSUPPORTED_CODE
+from ostinato.models.chat_template import refuse_reserved
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -27,9 +29,6 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
     "tool": Role.TOOL,
 }
-_RESERVED_VARIABLES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
-)
 
 
 class ContentPart(ApiModel):
@@ -74,7 +73,7 @@ def _word_or_object(value: Any) -> str | None:
     return "~object" if isinstance(value, dict) else None
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(GenerationBody):
     """Body of a chat completion."""
 
     messages: list[ChatMessage]
@@ -155,7 +154,7 @@ class ChatRequest(SamplingFields):
         message = re.sub(rf"\b{error.param}\b", name, str(error))
         return type(error)(message, param=name, code=error.code)
 
-    def to_prompt(self) -> Prompt:
+    def to_prompts(self) -> tuple[Prompt]:
         """The conversation in canonical form.
 
         Raises:
@@ -166,12 +165,8 @@ class ChatRequest(SamplingFields):
                 "messages must have at least one message, not none", param="messages"
             )
         variables = dict(self.chat_template_kwargs or {})
-        if reserved := sorted(_RESERVED_VARIABLES & variables.keys()):
-            raise InvalidRequestError(
-                f"chat_template_kwargs must not set {', '.join(reserved)}: the server does",
-                param="chat_template_kwargs",
-            )
-        return Prompt(
+        refuse_reserved(variables)
+        prompt = Prompt(
             messages=tuple(
                 _message(message, f"messages[{i}]") for i, message in enumerate(self.messages)
             ),
@@ -179,6 +174,7 @@ class ChatRequest(SamplingFields):
             template_variables=variables,
             add_generation_prompt=self.add_generation_prompt is not False,
         )
+        return (prompt,)
 
 
 def _message(message: ChatMessage, path: str) -> Message:
@@ -227,7 +223,7 @@ def _part(part: ContentPart, path: str) -> TextPart:
         raise InvalidRequestError(
             f"{path}: this server reads text only, not {kind}; send parts of type 'text'",
             param=f"{path}.type",
-            code=unsupported.UNSUPPORTED_CODE,
+            code=UNSUPPORTED_CODE,
         )
     text = {"text": part.text, "refusal": part.refusal}.get(part.type, "")
     if part.type not in ("text", "refusal"):

@@ -8,14 +8,14 @@ from pydantic import Field, Tag
 
 from ostinato.api import unsupported
 from ostinato.api.fields import (
-    SamplingFields,
+    GenerationBody,
     Text,
     TokenId,
     require_stream_for_options,
     union_of,
 )
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.errors import InvalidRequestError
+from ostinato.errors import InvalidRequestError, RequestError
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's and vLLM's default for this endpoint."""
@@ -37,7 +37,7 @@ def _prompt_kind(value: Any) -> str | None:
     return "~token_lists" if isinstance(first, list) else "~tokens"
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(GenerationBody):
     """Body of a text completion."""
 
     prompt: Annotated[
@@ -48,7 +48,8 @@ class CompletionRequest(SamplingFields):
         union_of(_prompt_kind, f"{_KINDS}, not empty"),
     ]
     max_tokens: int | None = Field(
-        default=None, description=f"Most tokens to generate; default {DEFAULT_MAX_TOKENS}."
+        default=None,
+        description=f"Most tokens to generate; default {DEFAULT_MAX_TOKENS}, or what fits.",
     )
     logprobs: int | None = None
     best_of: int | None = None
@@ -67,6 +68,10 @@ class CompletionRequest(SamplingFields):
         if self.best_of not in (None, self.n or 1):
             raise unsupported.unsupported("best_of", "generate with n and choose yourself")
 
+    @property
+    def max_tokens_is_default(self) -> bool:
+        return self.max_tokens is None
+
     def to_params(self) -> SamplingParams:
         """The engine's view.
 
@@ -75,6 +80,10 @@ class CompletionRequest(SamplingFields):
         """
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         return self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
+
+    def in_client_terms(self, error: RequestError) -> RequestError:
+        """Unchanged: this dialect's names are the engine's."""
+        return error
 
     def to_prompts(self) -> list[str | tuple[int, ...]]:
         """The prompts, one or many, each as text or as token ids.

@@ -61,6 +61,8 @@ def to_requests(
     fields: SamplingFields,
     prompts: Sequence[PromptInput],
     params: SamplingParams,
+    *,
+    clips_max_tokens: bool,
 ) -> list[GenerationRequest]:
     """One request a prompt, with ids that are unique in this process."""
     return [
@@ -71,6 +73,7 @@ def to_requests(
             params=params,
             cache_salt=fields.cache_salt,
             priority=fields.priority or 0,
+            clips_max_tokens=clips_max_tokens,
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -38,7 +38,12 @@ STATUS_BY_CODE = {"model_not_found": 404, "unsupported_media_type": 415}
 """Request errors whose status is not 400."""
 
 _STOPPED = "the engine no longer takes or finishes requests: it is stopping, or it has failed"
-_CODE_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_CODE_BY_STATUS = {
+    400: "invalid_json",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
 
 
 def error_body(
@@ -120,6 +125,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
     message = {
+        400: "the body cannot be read as JSON: it must be UTF-8, its numbers of at most 4,300 digits, "
+        "not nested thousands deep",
         404: f"there is no {method} {path}; /docs lists what there is",
         405: f"{path} does not take {method}, only {(error.headers or {}).get('Allow', '')}",
     }.get(error.status_code, str(error.detail))

@@ -7,17 +7,20 @@ the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from ostinato.api.backend import PromptInput
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.errors import InvalidRequestError
+from ostinato.errors import InvalidRequestError, RequestError
 
 MAX_SALT_CHARACTERS = 1024
 MAX_TOKEN_ID = 2**31 - 1
+_MAX_TOKEN_ID_DIGITS = len(str(MAX_TOKEN_ID))
 TAG_PREFIX = "~"
 """Marks the parts of an error's location that name a branch of a union and not a field."""
 
@@ -146,13 +149,56 @@ class SamplingFields(ApiModel):
             return None
         biases = {}
         for key, bias in self.logit_bias.items():
-            if not (key.isascii() and key.isdigit() and int(key) <= MAX_TOKEN_ID):
+            if not _spells_token_id(key):
                 raise InvalidRequestError(
                     f"logit_bias must map token ids to numbers; {key[:40]!r} is not a token id",
                     param="logit_bias",
                 )
             biases[int(key)] = bias
         return biases
+
+
+class GenerationBody(SamplingFields, ABC):
+    """A whole request body: what a call needs of each dialect."""
+
+    @property
+    def max_tokens_is_default(self) -> bool:
+        """Whether `to_params` filled in a `max_tokens` that the client did not ask for."""
+        return False
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse what types alone cannot tell.
+
+        Raises:
+            InvalidRequestError: naming the field.
+        """
+
+    @abstractmethod
+    def to_params(self) -> SamplingParams:
+        """The engine's view of how to generate.
+
+        Raises:
+            InvalidRequestError: a value is out of range, under the name that the client used.
+        """
+
+    @abstractmethod
+    def to_prompts(self) -> Sequence[PromptInput]:
+        """What to continue; each prompt is answered on its own.
+
+        Raises:
+            InvalidRequestError: a prompt cannot be used.
+        """
+
+    @abstractmethod
+    def in_client_terms(self, error: RequestError) -> RequestError:
+        """The engine's complaint, under the names of this dialect."""
+
+
+def _spells_token_id(key: str) -> bool:
+    # The length comes first: Python refuses to convert numbers of thousands of digits.
+    is_number = len(key) <= _MAX_TOKEN_ID_DIGITS and key.isascii() and key.isdigit()
+    return is_number and int(key) <= MAX_TOKEN_ID
 
 
 def require_stream_for_options(fields: SamplingFields) -> None:

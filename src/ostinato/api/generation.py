@@ -58,10 +58,24 @@ class Tally:
 async def open_streams(backend: Backend, requests: Sequence[GenerationRequest]) -> list[Deltas]:
     """Check all requests before any of them starts.
 
+    Of several, no more run at once than an idle backend takes; the others follow as those finish.
+
     Raises:
         RequestError: one of them can never be served.
     """
-    return [await backend.stream(request) for request in requests]
+    streams = [await backend.stream(request) for request in requests]
+    if len(streams) == 1:
+        return streams
+    limits = backend.health()
+    running = max(1, limits.max_num_seqs // requests[0].params.n)
+    places = asyncio.Semaphore(running + limits.max_waiting)
+    return [_in_turn(stream, places) for stream in streams]
+
+
+async def _in_turn(stream: Deltas, places: asyncio.Semaphore) -> Deltas:
+    async with places, aclosing(stream):
+        async for delta in stream:
+            yield delta
 
 
 async def run(

@@ -7,6 +7,7 @@ long prompt takes a while and the event loop serves everybody else.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import cast
@@ -15,17 +16,24 @@ import numpy as np
 
 from ostinato.api.backend import BackendHealth, GenerationRequest, PromptInput, ServedModel
 from ostinato.api.prompt import Prompt
-from ostinato.api.unsupported import UNSUPPORTED_CODE
 from ostinato.cache.types import TokenArray
 from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.outputs import OutputDelta
-from ostinato.engine.request import EngineRequest
+from ostinato.engine.request import EngineRequest, token_array
 from ostinato.engine.stats import EngineStats
-from ostinato.errors import InvalidRequestError
-from ostinato.models.chat_template import ChatTemplate
+from ostinato.models.chat_encoding import encode_chat
 
 OWNER = "ostinato"
 _FINGERPRINT_DIGITS = 12
+
+
+def _fingerprint(engine: AsyncEngine) -> str:
+    """Names what decides, besides the request, which tokens come out: weights, K/V format, kernels."""
+    model, cache = engine.model, engine.config.cache
+    kv_format = model.config.kv_spec(cache.kv_dtype, cache.block_size)
+    parts = (model.digest, kv_format.digest(), model.decoder.backend.name.encode())
+    digests = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return f"fp_{hashlib.sha256(digests).hexdigest()[:_FINGERPRINT_DIGITS]}"
 
 
 class LocalBackend:
@@ -39,7 +47,7 @@ class LocalBackend:
             created=int(model.path.stat().st_mtime),
             owned_by=OWNER,
             max_model_len=engine.limits.max_model_len,
-            fingerprint=f"fp_{model.digest.hex()[:_FINGERPRINT_DIGITS]}",
+            fingerprint=_fingerprint(engine),
         )
 
     def models(self) -> Sequence[ServedModel]:
@@ -55,6 +63,8 @@ class LocalBackend:
             cache_salt=request.cache_salt,
             priority=request.priority,
         )
+        if request.clips_max_tokens:
+            engine_request = self._engine.limits.clip_max_tokens(engine_request)
         self._engine.validate(engine_request)
         return self._deltas(engine_request)
 
@@ -76,6 +86,8 @@ class LocalBackend:
             block_size=limits.block_size,
             min_cacheable_tokens=limits.min_cacheable_tokens,
             kv_bytes_per_token=limits.kv_bytes_per_token,
+            max_num_seqs=limits.max_num_seqs,
+            max_waiting=self._engine.config.scheduler.max_waiting,
         )
 
     async def _deltas(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
@@ -87,57 +99,19 @@ class LocalBackend:
 
     async def _token_ids(self, prompt: PromptInput) -> TokenArray:
         if isinstance(prompt, tuple):
-            return np.array(prompt, dtype=np.int32)
+            return token_array(prompt)
         return np.array(await asyncio.to_thread(self._encode, prompt), dtype=np.int32)
 
     def _encode(self, prompt: Prompt | str) -> list[int]:
+        max_model_len = self._engine.limits.max_model_len
         if isinstance(prompt, Prompt):
-            return self._encode_chat(prompt)
-        return self._engine.model.tokenizer.encode_prompt(prompt)
-
-    def _encode_chat(self, prompt: Prompt) -> list[int]:
-        template = self._engine.model.chat_template
-        if template is None:
-            raise InvalidRequestError(
-                f"the model {self._served.id!r} has no chat template: use /v1/completions",
-                param="messages",
-                code=UNSUPPORTED_CODE,
+            return encode_chat(
+                self._engine.model,
+                prompt.template_messages(),
+                tools=prompt.tools,
+                add_generation_prompt=prompt.add_generation_prompt,
+                variables=prompt.template_variables,
+                max_model_len=max_model_len,
             )
-        _require_support(template, prompt)
-        text = template.render(
-            prompt.template_messages(),
-            tools=prompt.tools or None,
-            add_generation_prompt=prompt.add_generation_prompt,
-            **prompt.template_variables,
-        )
-        return self._engine.model.tokenizer.encode(_well_formed(text))
-
-
-def _require_support(template: ChatTemplate, prompt: Prompt) -> None:
-    """Refuse what the template would drop without a word."""
-    if prompt.tools and not template.supports_tools:
-        raise InvalidRequestError(
-            "this model's chat template has no place for tools: describe them in the system message, "
-            "or serve a model with tool support",
-            param="tools",
-            code=UNSUPPORTED_CODE,
-        )
-    if prompt.has_tool_calls and "tool_calls" not in template.source:
-        raise InvalidRequestError(
-            "this model's chat template has no place for tool_calls: write the call into the "
-            "assistant message's content, or serve a model with tool support",
-            param="messages",
-            code=UNSUPPORTED_CODE,
-        )
-
-
-def _well_formed(text: str) -> str:
-    """Tools and template variables are free-form JSON and may hold lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InvalidRequestError(
-            "tools and chat_template_kwargs must be valid Unicode text, without lone surrogates",
-            param="tools",
-        ) from None
-    return text
+        self._engine.model.tokenizer.require_fit(prompt, max_model_len)
+        return self._engine.model.tokenizer.encode_prompt(prompt)

@@ -9,64 +9,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from ostinato.api.call import Call, Dialect, answer
 from ostinato.api.chat_request import ChatRequest
-from ostinato.api.connection import ClientDisconnectedError, until_disconnect
-from ostinato.api.context import CLIENT_CLOSED_REQUEST, ApiContext, new_answer_id, to_requests
-from ostinato.api.generation import Answer, Deltas, Tally, collect, open_streams, run
+from ostinato.api.context import ApiContext
+from ostinato.api.generation import Answer, Deltas, Tally, collect, run
 from ostinato.api.logprobs import chat_logprobs
-from ostinato.api.middleware import request_id_of
-from ostinato.api.sse import DONE, EventStream, frame
+from ostinato.api.sse import DONE, frame
 from ostinato.api.usage import openai_usage
 from ostinato.engine.outputs import OutputDelta
-from ostinato.errors import RequestError
-from ostinato.insight.metrics import RequestTimer
 
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One chat completion on its way."""
-
-    body: ChatRequest
-    head: Mapping[str, Any]
-    num_answers: int
-    timer: RequestTimer
+_Call: TypeAlias = Call[ChatRequest]
 
 
 def chat_router(context: ApiContext) -> APIRouter:
     """The route, bound to a backend."""
     router = APIRouter(tags=["chat"])
+    dialect: Dialect[ChatRequest] = Dialect("chatcmpl", _whole, _frames)
 
     @router.post("/v1/chat/completions", summary="Chat completion")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        timer = context.metrics.start_request()
-        model = context.served_model(body.model)
-        body.check()
-        params = body.to_params()
-        answer_id = new_answer_id("chatcmpl")
-        head = {
-            "id": answer_id,
-            "created": int(context.clock.time()),
-            "model": model.id,
-            "system_fingerprint": model.fingerprint,
-        }
-        requests = to_requests(answer_id, body, [body.to_prompt()], params)
-        try:
-            streams = await open_streams(context.backend, requests)
-        except RequestError as error:
-            raise body.in_client_terms(error) from error
-        call = _Call(body, head, params.n, timer)
-        if body.streams:
-            return EventStream(_frames(call, streams), request_id_of(request.scope))
-        try:
-            return await until_disconnect(request.receive, _whole(call, streams))
-        except ClientDisconnectedError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return await answer(context, request, body, dialect)
 
     return router
 

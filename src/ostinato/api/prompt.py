@@ -94,7 +94,3 @@ class Prompt:
 
     def template_messages(self) -> list[dict[str, Any]]:
         return [message.for_template() for message in self.messages]
-
-    @property
-    def has_tool_calls(self) -> bool:
-        return any(message.tool_calls for message in self.messages)

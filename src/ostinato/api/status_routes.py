@@ -43,6 +43,8 @@ def status_router(context: ApiContext) -> APIRouter:
                 "block_size": state.block_size,
                 "min_cacheable_tokens": state.min_cacheable_tokens,
                 "kv_bytes_per_token": state.kv_bytes_per_token,
+                "max_num_seqs": state.max_num_seqs,
+                "max_waiting": state.max_waiting,
             },
         }
         return JSONResponse(body, status_code=200 if state.alive else 503)

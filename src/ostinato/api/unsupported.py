@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import InvalidRequestError
+from ostinato.models.chat_encoding import UNSUPPORTED_CODE
 
 logger = logging.getLogger(__name__)
-
-UNSUPPORTED_CODE = "unsupported_parameter"
 
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, "", [], {})

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostinato.cache.block import KVCacheBlock
+from ostinato.cache.hashing import HashChain
 from ostinato.cache.types import NamespaceKey
 
 
@@ -18,16 +19,22 @@ class BlockTable:
         namespace: under which its blocks are published.
         blocks: in token order; each is held (one reference) by this table.
         num_indexed: this many leading blocks are the prefix index's own.
+        hashes: memo of the sequence's block hashes.
     """
 
-    __slots__ = ("_ids", "blocks", "namespace", "num_indexed")
+    __slots__ = ("_ids", "blocks", "hashes", "namespace", "num_indexed")
 
     def __init__(
-        self, namespace: NamespaceKey, blocks: Iterable[KVCacheBlock], num_indexed: int
+        self,
+        namespace: NamespaceKey,
+        blocks: Iterable[KVCacheBlock],
+        num_indexed: int,
+        hashes: HashChain,
     ) -> None:
         self.namespace = namespace
         self.blocks = list(blocks)
         self.num_indexed = num_indexed
+        self.hashes = hashes
         self._ids = np.array([block.block_id for block in self.blocks], dtype=np.int32)
 
     @property

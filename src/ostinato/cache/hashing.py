@@ -25,19 +25,46 @@ def sha256(message: bytes) -> bytes:
     return hashlib.sha256(message).digest()
 
 
-def block_hashes(
-    parent: BlockHash | NamespaceKey,
-    token_ids: TokenArray,
-    block_size: int,
-    digest: Digest = sha256,
-) -> Iterator[BlockHash]:
-    """Hash the full blocks of `token_ids`, continuing the chain at `parent`; a partial tail is left out.
+class HashChain:
+    """The block hashes of one sequence, each computed once, however often the sequence is looked up.
 
-    Lazy: a lookup that stops at the first miss pays only for the blocks it asked for.
+    It remembers hashes, not tokens: whoever holds it only ever appends to the sequence and uses it with one
+    block size and digest.
+
+    Args:
+        root: namespace of the sequence.
     """
-    encoded = np.ascontiguousarray(token_ids, dtype="<u4").tobytes()
-    width = 4 * block_size
-    current: bytes = parent
-    for end in range(width, len(encoded) + 1, width):
-        current = digest(HASH_VERSION + current + encoded[end - width : end])
-        yield BlockHash(current)
+
+    __slots__ = ("_known", "_root")
+
+    def __init__(self, root: NamespaceKey) -> None:
+        self._root = root
+        self._known: list[BlockHash] = []
+
+    def hashes(
+        self, token_ids: TokenArray, block_size: int, digest: Digest = sha256, start: int = 0
+    ) -> Iterator[BlockHash]:
+        """Hashes of the full blocks of `token_ids` from block `start` on; a partial tail has none.
+
+        Lazy: a lookup that stops at the first miss pays only for the blocks it asked for.
+
+        Args:
+            token_ids: of the sequence, from its first token.
+            block_size: tokens a block.
+            digest: hash function.
+            start: first block that is wanted.
+        """
+        known = self._known
+        for at in range(start, len(token_ids) // block_size):
+            while len(known) <= at:
+                end = (len(known) + 1) * block_size
+                block = np.ascontiguousarray(token_ids[end - block_size : end], dtype="<u4")
+                parent = known[-1] if known else self._root
+                known.append(BlockHash(digest(HASH_VERSION + parent + block.tobytes())))
+            yield known[at]
+
+    def fork(self) -> HashChain:
+        """For a sequence that begins like this one does so far: what is known is not hashed again."""
+        twin = HashChain(self._root)
+        twin._known = self._known.copy()
+        return twin

@@ -13,7 +13,9 @@ The life of a sequence's K/V:
 
 `lookup` changes nothing, so a waiting request may be looked up as often as its order is asked for. Blocks are
 published when they are full; a request that ends also publishes its last, partial block where the index
-keeps such. A block that is held more than once is never written.
+keeps such. A block that is held more than once is never written. A sequence whose computation failed ends with
+`discard` instead of `release`: its K/V may be wrong, so nothing of it is published and what is findable
+already is taken out again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Literal
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import LRU
+from ostinato.cache.hashing import HashChain
 from ostinato.cache.index import BlockHashIndex, IndexMatch, PrefixIndex, RadixIndex
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.cache.pool import BlockPool, PoolStats
@@ -44,12 +47,14 @@ class PrefixMatch:
         found: the index's answer, at most `prompt_tokens` - 1 tokens long, since at least one token must be
             computed for there to be logits.
         num_tokens: tokens that can be reused.
+        hashes: the sequence's memo of block hashes.
     """
 
     namespace: NamespaceKey
     prompt_tokens: int
     found: IndexMatch
     num_tokens: int
+    hashes: HashChain
 
     def report(self) -> CacheReport:
         """The report of a request that is admitted with this match."""
@@ -62,7 +67,9 @@ class PrefixMatch:
 
     def without_copy(self, block_size: int) -> PrefixMatch:
         """The match up to its last full block: adopting it needs no block besides the sequence's own."""
-        found = replace(self.found, partial=None, partial_tokens=0)
+        if self.found.partial is None:
+            return self
+        found = replace(self.found, partial=None, partial_tokens=0, reason=MissReason.NO_ROOM)
         return replace(self, found=found, num_tokens=len(found.blocks) * block_size)
 
 
@@ -107,14 +114,24 @@ class KVCacheManager:
     def stats(self) -> PoolStats:
         return self._pool.stats()
 
-    def lookup(self, namespace: NamespaceKey, token_ids: TokenArray) -> PrefixMatch:
-        """Find the longest reusable prefix of a prompt. Changes nothing."""
+    def lookup(
+        self, namespace: NamespaceKey, token_ids: TokenArray, hashes: HashChain | None = None
+    ) -> PrefixMatch:
+        """Find the longest reusable prefix of a prompt. Changes nothing.
+
+        Args:
+            namespace: scope of the prompt.
+            token_ids: the prompt.
+            hashes: memo of a sequence that is looked up more than once; a new one if there is none.
+        """
+        if hashes is None:
+            hashes = HashChain(namespace)
         if self._index is None:
             found = IndexMatch((), None, 0, MissReason.DISABLED)
         else:
-            found = self._index.match(namespace, token_ids[:-1])
+            found = self._index.match(namespace, token_ids[:-1], hashes)
         num_tokens = len(found.blocks) * self.block_size + found.partial_tokens
-        return PrefixMatch(namespace, len(token_ids), found, num_tokens)
+        return PrefixMatch(namespace, len(token_ids), found, num_tokens, hashes)
 
     def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Available blocks that `allocate` would take, cached ones it adopts included."""
@@ -149,7 +166,7 @@ class KVCacheManager:
         for block in source:
             self.storage.copy_block(block.block_id, fresh[0].block_id)
         self._pool.release(source)
-        return BlockTable(match.namespace, [*found.blocks, *fresh], len(found.blocks))
+        return BlockTable(match.namespace, [*found.blocks, *fresh], len(found.blocks), match.hashes)
 
     def extend(self, table: BlockTable, num_computed: int, num_tokens: int) -> bool:
         """Make slots ``[num_computed, num_tokens)`` exist and writable.
@@ -188,7 +205,7 @@ class KVCacheManager:
     def fork(self, table: BlockTable) -> BlockTable:
         """A second sequence over the same blocks; whoever writes first copies the block it writes."""
         self._pool.touch(table.blocks)
-        return BlockTable(table.namespace, table.blocks, table.num_indexed)
+        return BlockTable(table.namespace, table.blocks, table.num_indexed, table.hashes.fork())
 
     def release(self, table: BlockTable, token_ids: TokenArray, num_computed: int) -> None:
         """End a sequence: publish all that was computed, then give the blocks back, tail first."""
@@ -197,6 +214,19 @@ class KVCacheManager:
         if num_computed % self.block_size and table.num_indexed == full:
             self._publish_tail(table, token_ids[:num_computed], full)
         blocks, table.blocks = table.blocks, []
+        self._pool.release(blocks)
+
+    def discard(self, table: BlockTable) -> None:
+        """End a sequence whose K/V cannot be trusted: publish nothing and make it unfindable, tail first.
+
+        What another sequence holds, or what another's block follows, stays: those who computed on it fail
+        for themselves if it is wrong, and then it goes with the last of them.
+        """
+        blocks, table.blocks = table.blocks, []
+        for block in reversed(blocks[: table.num_indexed]):
+            if self._index is None or block.ref_cnt > 1 or not self._index.is_leaf(block):
+                break
+            self._index.evict(block)
         self._pool.release(blocks)
 
     def reset(self) -> bool:
@@ -240,7 +270,9 @@ class KVCacheManager:
         if self._index is None or full <= start:
             return
         tokens = token_ids[: full * self.block_size]
-        result = self._index.insert(table.namespace, tokens, table.blocks[:full], start)
+        result = self._index.insert(
+            table.namespace, tokens, table.blocks[:full], start, table.hashes
+        )
         for at, indexed in enumerate(result.blocks, start):
             own = table.blocks[at]
             if indexed is not own:

@@ -73,8 +73,26 @@ def load_or_create_secret(path: Path) -> bytes:
     """The server's secret, made at first start with mode 0600.
 
     Raises:
-        ConfigError: if the file exists but is too short to be a secret.
+        ConfigError: if the file exists but is too short to be a secret, or it can be neither read nor
+            written.
     """
+    try:
+        secret = _read_or_write_secret(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache secret {path} can be neither read nor made ({error.strerror}): {path.parent} must "
+            f"be a folder that may be written, and {path.name} a file in it. Give another data folder "
+            "(--data-dir), or change that"
+        ) from error
+    if len(secret) < SECRET_BYTES:
+        raise ConfigError(
+            f"{path} is damaged ({len(secret)} bytes instead of {SECRET_BYTES}): "
+            "delete it to make a new secret; cached K/V of the old one will not be found again"
+        )
+    return secret
+
+
+def _read_or_write_secret(path: Path) -> bytes:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         # Written aside and linked into place, so that a second process never sees half a secret.
@@ -88,13 +106,7 @@ def load_or_create_secret(path: Path) -> bytes:
             pass  # another process was faster: its secret counts
         finally:
             draft.unlink()
-    secret = path.read_bytes()
-    if len(secret) < SECRET_BYTES:
-        raise ConfigError(
-            f"{path} is damaged ({len(secret)} bytes instead of {SECRET_BYTES}): "
-            "delete it to make a new secret; cached K/V of the old one will not be found again"
-        )
-    return secret
+    return path.read_bytes()
 
 
 def _encode(text: str | None) -> bytes | None:

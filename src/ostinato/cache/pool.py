@@ -127,27 +127,37 @@ class BlockPool:
                 else:
                     self._settle(block)
 
-    def begin_transfer(self, block: KVCacheBlock) -> None:
-        """A copy of `block` starts. Until `end_transfer` it is not reused, whatever its requests do."""
-        if block.ref_cnt == 0 and block.transfers == 0:
-            if block.entry is None:
-                raise CacheIntegrityError(f"{block!r} is free and cannot be transferred")
-            self._evictable.remove(block)
-            self._in_transfer += 1
-        block.transfers += 1
+    def begin_transfer(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """A copy of `blocks` starts. Until `end_transfer` none is reused, whatever its requests do.
 
-    def end_transfer(self, block: KVCacheBlock) -> None:
-        """The copy has finished or failed.
+        Args:
+            blocks: from the first of the prefix on, since a block that stays must stay reachable: if only a
+                tail were kept, its head would be evicted first.
 
         Raises:
-            CacheIntegrityError: if no transfer of this block is under way.
+            CacheIntegrityError: if one is free.
         """
-        if block.transfers < 1:
-            raise CacheIntegrityError(f"{block!r} has no transfer that could end")
-        block.transfers -= 1
-        if block.transfers == 0 and block.ref_cnt == 0:
-            self._in_transfer -= 1
-            self._settle(block)
+        for block in blocks:
+            if block.ref_cnt == 0 and block.transfers == 0:
+                if block.entry is None:
+                    raise CacheIntegrityError(f"{block!r} is free and cannot be transferred")
+                self._evictable.remove(block)
+                self._in_transfer += 1
+            block.transfers += 1
+
+    def end_transfer(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """The copy of what was given to `begin_transfer` has finished or failed; last block first.
+
+        Raises:
+            CacheIntegrityError: if no transfer of a block is under way.
+        """
+        for block in reversed(blocks):
+            if block.transfers < 1:
+                raise CacheIntegrityError(f"{block!r} has no transfer that could end")
+            block.transfers -= 1
+            if block.transfers == 0 and block.ref_cnt == 0:
+                self._in_transfer -= 1
+                self._settle(block)
 
     def displaced(self, block: KVCacheBlock) -> None:
         """The index replaced `block` by one that holds more: free it unless somebody still holds it."""

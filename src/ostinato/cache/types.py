@@ -43,8 +43,11 @@ class MissReason(StrEnum):
     COLD = "cold"
     """Nothing at all is cached in this namespace (tenant, salt, model, K/V format)."""
     DIVERGED = "diverged"
-    """Cached text of this namespace runs along, then differs at this position."""
+    """Cached text of this namespace runs along, then differs at this position. Known to the radix index
+    only: a hash says that a block is another one, not where it parts; there it is NOT_CACHED."""
     NOT_CACHED = "not_cached"
     """The cached prefix simply ends here: never stored, or evicted since."""
     BELOW_BLOCK = "below_block"
     """Shorter than one block, and the index reuses whole blocks only."""
+    NO_ROOM = "no_room"
+    """More was cached, but the pool had no block to copy the part that lies inside a block to."""

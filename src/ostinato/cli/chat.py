@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from ostinato.errors import ConfigError, OstinatoError
 
 if TYPE_CHECKING:
     from ostinato.cli.chat_client import ChatClient, ChatOptions, TurnStats
+    from ostinato.engine.async_engine import AsyncEngine
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -35,6 +37,9 @@ COMMANDS = """\
 /reset         start over
 /quit          leave (or Ctrl-D)
 Ctrl-C         stop the answer that is being written"""
+
+EXIT_UNANSWERED = 2
+"""Of a script's chat in which a message got no answer."""
 
 _PROMPT = "› "
 
@@ -81,7 +86,9 @@ def chat(
 
     options = ChatOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with _connect(url, model, data_dir) as (client, served):
-        _Session(client, served, options, system).run(sys.stdin)
+        answered = _Session(client, served, options, system).run(_standard_input())
+    if not answered and not sys.stdin.isatty():
+        raise typer.Exit(EXIT_UNANSWERED)
 
 
 @contextlib.contextmanager
@@ -90,42 +97,34 @@ def _connect(
 ) -> Iterator[tuple[ChatClient, str]]:
     """A client and the name of the model to ask for."""
     from ostinato.cli.chat_client import ChatClient, ServerUnreachableError
+    from ostinato.cli.loading import served
     from ostinato.clock import SystemClock
 
     with contextlib.ExitStack() as stack:
         if model is not None and url is None:
-            address = stack.enter_context(_embedded(model, data_dir))
+            address = stack.enter_context(served(_load(model, data_dir)))
         else:
             address = url or DEFAULT_URL
         client = ChatClient(address, SystemClock())
         stack.callback(client.close)
         try:
-            served = client.first_model()
+            first = client.first_model()
         except ServerUnreachableError as error:
             raise ConfigError(
                 f"{error}. Start one in another terminal with `ostinato serve`, give its --url, or"
                 " load a model here: ostinato chat --model smollm2-135m-instruct"
             ) from error
-        yield client, served if url is None else model or served
+        yield client, first if url is None else model or first
 
 
-@contextlib.contextmanager
-def _embedded(model: str, data_dir: Path | None) -> Iterator[str]:
-    """The URL of a server of our own, for as long as the chat lasts."""
-    from ostinato.api.app import create_app
-    from ostinato.api.local import LocalBackend
-    from ostinato.cli import server
-    from ostinato.cli.loading import running_engine
-    from ostinato.clock import SystemClock
+def _load(model: str, data_dir: Path | None) -> AsyncEngine:
+    from ostinato.cli.loading import load_engine
     from ostinato.config import load_config
 
     flags: dict[str, Any] = {"model": model}
     if data_dir is not None:
         flags["data_dir"] = data_dir
-    with running_engine(load_config(flags)) as engine:
-        app = create_app(LocalBackend(engine), clock=SystemClock())
-        with server.background(app, engine.stop) as url:
-            yield url
+    return load_engine(load_config(flags))
 
 
 class _Session:
@@ -141,9 +140,24 @@ class _Session:
         self._options = options
         self._conversation = Conversation(system)
         self._notes = console.messages()
+        self._all_answered = True
 
-    def run(self, lines: TextIO) -> None:
-        """Until the input ends or /quit."""
+    def run(self, lines: TextIO) -> bool:
+        """Until the input ends or /quit. Returns whether all messages were answered.
+
+        Raises:
+            ConfigError: piped input is not UTF-8.
+        """
+        try:
+            self._converse(lines)
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"the input is not UTF-8 text (byte {error.object[error.start]:#04x}); convert it first,"
+                " for example with iconv"
+            ) from error
+        return self._all_answered
+
+    def _converse(self, lines: TextIO) -> None:
         if lines.isatty():
             self._notes.print(f"[bold]{console.escape(self._model)}[/] · {self._client.url}")
             self._notes.print(f"[dim]{COMMANDS}[/]")
@@ -182,6 +196,7 @@ class _Session:
             stopped = True
         except OstinatoError as error:
             turns.pop()
+            self._all_answered = False
             console.print_error(str(error))
             return
         sys.stdout.write("\n")
@@ -209,6 +224,13 @@ def describe(stats: TurnStats) -> str:
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
     return " · ".join(parts) or f"{stats.total_seconds:.2f} s"
+
+
+def _standard_input() -> TextIO:
+    """Piped text is UTF-8 whatever the locale says; a terminal knows its own encoding."""
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return sys.stdin
 
 
 def _typed() -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from ostinato.clock import Clock
-from ostinato.errors import OstinatoError
+from ostinato.errors import ConfigError, OstinatoError
 
 _DATA = "data: "
 _DONE = "[DONE]"
@@ -95,6 +95,9 @@ class Conversation:
 class ChatClient:
     """One server, one model, one connection.
 
+    Raises:
+        ConfigError: `url` is not a URL.
+
     Raises (all methods):
         ServerUnreachableError: no server, or something else answers there.
         ServerRefusedError: the server answered with an error.
@@ -103,9 +106,14 @@ class ChatClient:
     def __init__(self, url: str, clock: Clock) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._clock = clock
-        self._http = httpx.Client(
-            base_url=self.url, timeout=httpx.Timeout(10.0, read=None), trust_env=False
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.url, timeout=httpx.Timeout(10.0, read=None), trust_env=False
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigError(
+                f"{url!r} is not a URL ({error}); write for example http://127.0.0.1:8000"
+            ) from error
 
     def close(self) -> None:
         self._http.close()

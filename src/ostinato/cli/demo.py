@@ -98,7 +98,7 @@ def demo(
         for label, index in RUNS.items():
             bar.stage(f"Loading the model, prefix caching {label}")
             config = _config(model, data_dir, index)
-            client = stack.enter_context(_own_server(config, clock))
+            client = stack.enter_context(_warm_client(config, clock))
             runs.append(_Run(label, client, AgentConversation(script), answer_tokens, clock))
         # Turn by turn, so that whatever else this machine does meets both alike.
         for number, turn in enumerate(script.turns[:turns], start=1):
@@ -132,28 +132,20 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _own_server(config: OstinatoConfig, clock: Clock) -> Iterator[OpenAI]:
-    """An engine, a server for it on a free port, and a client that has warmed both up."""
-    from ostinato.api.app import create_app
-    from ostinato.api.local import LocalBackend
-    from ostinato.cli import server
+def _warm_client(config: OstinatoConfig, clock: Clock) -> Iterator[OpenAI]:
+    """A client of a server of its own, both warmed up."""
+    from ostinato.cli.loading import served
     from ostinato.engine.build import build_engine
 
-    engine = build_engine(config, clock=clock)
-    engine.start()
-    try:
-        app = create_app(LocalBackend(engine), clock=clock)
-        with server.background(app, engine.stop) as url, _client(url) as client:
-            # First-time costs are not what is measured; the salt keeps this out of the cache's way.
-            client.completions.create(
-                model=client.models.list().data[0].id,
-                prompt="Ready? " * WARM_UP_WORDS,
-                max_tokens=1,
-                extra_body={"cache_salt": "warm-up"},
-            )
-            yield client
-    finally:
-        engine.stop()
+    with served(build_engine(config, clock=clock)) as url, _client(url) as client:
+        # First-time costs are not what is measured; the salt keeps this out of the cache's way.
+        client.completions.create(
+            model=client.models.list().data[0].id,
+            prompt="Ready? " * WARM_UP_WORDS,
+            max_tokens=1,
+            extra_body={"cache_salt": "warm-up"},
+        )
+        yield client
 
 
 def ask(

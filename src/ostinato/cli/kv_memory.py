@@ -14,6 +14,10 @@ from dataclasses import dataclass
 
 from ostinato.errors import ConfigError
 
+MAX_COUNT = 10**12
+"""Layers, heads, elements, tokens or sequences beyond this are a slip of the finger."""
+MIN_KV_BYTES, MAX_KV_BYTES = 0.01, 100.0
+
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
@@ -76,7 +80,7 @@ class KVPlan:
         batch: sequences at once.
 
     Raises:
-        ConfigError: if a number is not positive.
+        ConfigError: if a number is not positive or beyond `MAX_COUNT` or `MAX_KV_BYTES`.
     """
 
     layout: HeadLayout | LatentLayout
@@ -85,10 +89,16 @@ class KVPlan:
     batch: int
 
     def __post_init__(self) -> None:
-        for name in ("kv_bytes", "context", "batch"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"{name} must be above 0, not {value}")
+        if not MIN_KV_BYTES <= self.kv_bytes <= MAX_KV_BYTES:
+            raise ConfigError(
+                f"kv_bytes must be {MIN_KV_BYTES:g} to {MAX_KV_BYTES:g}, not {self.kv_bytes:g}"
+            )
+        for name, value in (("context", self.context), ("batch", self.batch)):
+            if not 0 < value <= MAX_COUNT:
+                raise ConfigError(f"{name} must be 1 to {MAX_COUNT:,}, not {_shown(value)}")
+        for name in self.layout.__dataclass_fields__:
+            if (value := getattr(self.layout, name)) > MAX_COUNT:
+                raise ConfigError(f"{name} must be at most {MAX_COUNT:,}, not {_shown(value)}")
         if self.layout.elements_per_token < 1:
             raise ConfigError(f"no K/V at all: {self.layout.describe()}")
 
@@ -149,6 +159,12 @@ def compare_head_counts(plan: KVPlan, heads: int) -> list[Comparison]:
             Comparison(attention_kind(heads, kv_heads), kv_heads, variant, kv_heads / heads)
         )
     return rows
+
+
+def _shown(value: float) -> str:
+    """A number whose digits do not fill the screen."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:20]}… ({len(text)} digits)"
 
 
 def attention_kind(heads: int, kv_heads: int) -> str:

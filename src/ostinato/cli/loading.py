@@ -1,4 +1,4 @@
-"""From settings to a running engine, with a bar while the weights are read."""
+"""From settings to an engine, from an engine to a server: what `serve`, `chat` and `demo` share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from ostinato.models.config import ModelConfig
 
 
-@contextlib.contextmanager
-def running_engine(config: OstinatoConfig) -> Iterator[AsyncEngine]:
-    """Build the engine, start it, and stop it at the end.
+def load_engine(config: OstinatoConfig) -> AsyncEngine:
+    """Build the engine, with a bar while the weights are read.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
@@ -29,12 +28,34 @@ def running_engine(config: OstinatoConfig) -> Iterator[AsyncEngine]:
 
     total = num_parameters(read_config(resolve_model(config.model, config.data_dir)))
     with console.loading_bar(f"Loading {config.model}", total) as progress:
-        engine = build_engine(config, clock=SystemClock(), progress=progress)
+        return build_engine(config, clock=SystemClock(), progress=progress)
+
+
+@contextlib.contextmanager
+def started(engine: AsyncEngine) -> Iterator[AsyncEngine]:
+    """Run an engine for as long as this lasts."""
     engine.start()
     try:
         yield engine
     finally:
         engine.stop()
+
+
+@contextlib.contextmanager
+def served(engine: AsyncEngine) -> Iterator[str]:
+    """Run an engine and serve it on a free loopback port; gives the URL.
+
+    Raises:
+        EngineStoppedError: the server ended before it was ready.
+    """
+    from ostinato.api.app import create_app
+    from ostinato.api.local import LocalBackend
+    from ostinato.cli import server
+    from ostinato.clock import SystemClock
+
+    app = create_app(LocalBackend(engine), clock=SystemClock())
+    with started(engine), server.background(app, engine.stop) as url:
+        yield url
 
 
 def num_parameters(config: ModelConfig) -> int:

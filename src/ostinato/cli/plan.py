@@ -16,8 +16,8 @@ from ostinato.cli.kv_memory import (
     LatentLayout,
     compare_head_counts,
 )
-from ostinato.cli.sizes import format_size, parse_size
 from ostinato.errors import ConfigError
+from ostinato.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from ostinato.models.config import ModelConfig

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ostinato.cli import console
-from ostinato.cli.sizes import format_size, parse_size
 from ostinato.errors import ConfigError
+from ostinato.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from ostinato.api.local import LocalBackend
@@ -94,6 +94,14 @@ MaxNumSeqsFlag = Annotated[
 MaxBatchedTokensFlag = Annotated[
     int | None, _option("Most tokens computed in one step. Default: 512.", _SCHEDULER, "TOKENS")
 ]
+SchedulePolicyFlag = Annotated[
+    Literal["lpm", "fcfs"] | None,
+    _option(
+        "Order of waiting: lpm weighs cached prefix, age, fair share and priority; fcfs is the order of"
+        " arrival. Default: lpm.",
+        _SCHEDULER,
+    ),
+]
 ConfigFileFlag = Annotated[
     Path | None,
     typer.Option("--config", help="TOML file with settings.", metavar="FILE", show_default=False),
@@ -125,6 +133,7 @@ def serve(
     prefix_index: PrefixIndexFlag = None,
     max_num_seqs: MaxNumSeqsFlag = None,
     max_num_batched_tokens: MaxBatchedTokensFlag = None,
+    schedule_policy: SchedulePolicyFlag = None,
     config_file: ConfigFileFlag = None,
     data_dir: DataDirFlag = None,
     log_level: LogLevelFlag = "info",
@@ -152,7 +161,11 @@ def serve(
             num_blocks=num_blocks,
             prefix_index=prefix_index,
         ),
-        scheduler=_given(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        scheduler=_given(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            policy=schedule_policy,
+        ),
     )
     run(load_config(flags, config_file), log_level)
 
@@ -167,7 +180,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     from ostinato.api.app import create_app
     from ostinato.api.local import LocalBackend
     from ostinato.cli import server
-    from ostinato.cli.loading import running_engine
+    from ostinato.cli.loading import load_engine, started
     from ostinato.clock import SystemClock
 
     # Until uvicorn takes the signals, a SIGTERM is as good as a Ctrl-C.
@@ -175,7 +188,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     _set_up_logging(log_level)
     sock = server.listen(config.server.host, config.server.port)
     url = server.url_of(sock)
-    with sock, running_engine(config) as engine:
+    with sock, started(load_engine(config)) as engine:
         backend = LocalBackend(engine)
         app = create_app(backend, clock=SystemClock())
         _print_summary(engine, backend, url)

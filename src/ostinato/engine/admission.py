@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from ostinato.cache.manager import KVCacheManager
+from ostinato.cache.manager import KVCacheManager, PrefixMatch
 from ostinato.engine.order import PrefixGate
 from ostinato.engine.request import Request
 
@@ -41,7 +41,7 @@ class Admission:
 
     def cached_tokens(self, request: Request) -> int:
         """Leading tokens of `request` that are in the cache now."""
-        return self._manager.lookup(request.namespace, request.token_ids).num_tokens
+        return self._lookup(request).num_tokens
 
     def try_admit(self, request: Request, running: Sequence[Request]) -> AdmissionResult:
         """Look the request's tokens up and reserve blocks for all of them.
@@ -49,7 +49,7 @@ class Admission:
         On ADMITTED the request has a block table, and `num_computed_tokens` says what was reused; at its
         first admission it also gets its `CacheReport`. Otherwise nothing has changed.
         """
-        match = self._manager.lookup(request.namespace, request.token_ids)
+        match = self._lookup(request)
         if self._gate.should_wait(request, match.num_tokens, running):
             return AdmissionResult.HELD
         num_tokens = request.num_tokens
@@ -69,3 +69,6 @@ class Admission:
         if request.report is None:
             request.report = match.report()
         return AdmissionResult.ADMITTED
+
+    def _lookup(self, request: Request) -> PrefixMatch:
+        return self._manager.lookup(request.namespace, request.token_ids, request.hashes)

@@ -12,7 +12,14 @@ from ostinato.engine.core import EngineCore, NamespaceOf
 from ostinato.engine.integrity import CountViolations, IntegrityPolicy
 from ostinato.engine.limits import EngineLimits
 from ostinato.engine.memory import pool_blocks
-from ostinato.engine.order import LongestPrefixFirst, OpenGate, PrefixGate, SharedPrefixGate
+from ostinato.engine.order import (
+    FirstComeFirstServed,
+    LongestPrefixFirst,
+    OpenGate,
+    PrefixGate,
+    SharedPrefixGate,
+    WaitingOrder,
+)
 from ostinato.engine.request import EngineRequest
 from ostinato.engine.runner import ModelRunner
 from ostinato.engine.scheduler import Scheduler
@@ -114,7 +121,9 @@ def _scheduler(manager: KVCacheManager, config: OstinatoConfig, clock: Clock) ->
     gate: PrefixGate = OpenGate()
     if config.cache.prefix_index != "none":
         gate = SharedPrefixGate(manager.block_size)
-    order = LongestPrefixFirst(config.scheduler.age_weight)
+    order: WaitingOrder = LongestPrefixFirst(config.scheduler.age_weight)
+    if config.scheduler.policy == "fcfs":
+        order = FirstComeFirstServed()
     return Scheduler(manager, config.scheduler, clock, order, gate)
 
 

@@ -4,7 +4,8 @@
                       ▲                                                   │
                       └───────────────── until finished ──────────────────┘
 
-Whatever ends a request, its blocks are given back in the same call.
+Whatever ends a request, its blocks are given back in the same call. If a step fails, its requests are computed
+one at a time, and only those that fail again are dropped, with all K/V that they have left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
 
 from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.types import NamespaceKey
@@ -29,7 +32,6 @@ from ostinato.engine.stats import EngineStats
 from ostinato.errors import (
     EngineOverloadedError,
     InvalidRequestError,
-    NonFiniteLogitsError,
     RequestFailedError,
 )
 from ostinato.ops.base import Float32Array
@@ -90,7 +92,7 @@ class EngineCore:
         runner: computes logits.
         limits: what a request may ask for.
         namespace_of: scope of a request's cache.
-        max_waiting: most requests waiting.
+        max_waiting: most requests waiting, besides one for each sequence that is free.
         clock: for arrival times.
         integrity: what to do about a broken invariant.
     """
@@ -127,8 +129,9 @@ class EngineCore:
 
     @property
     def can_queue(self) -> bool:
-        """Whether one more request may wait."""
-        return len(self._scheduler.waiting) < self._max_waiting
+        """Whether one more request may wait, besides those that can run in the next step."""
+        places = self._max_waiting + self._scheduler.num_free_seqs
+        return len(self._scheduler.waiting) < places
 
     def is_unfinished(self, request_id: str) -> bool:
         """Whether any answer of this request is still to be finished."""
@@ -171,7 +174,7 @@ class EngineCore:
         report = next(iter(group.sequences.values())).report
         deltas = [answer.abort(report) for answer in group.answers.values()]
         self._finished[FinishReason.ABORT] += len(deltas)
-        self._drop(request_id)
+        self._drop(request_id, self._scheduler.finish)
         return deltas
 
     def abort_all(self) -> list[OutputDelta]:
@@ -231,11 +234,31 @@ class EngineCore:
         """Run the model and sample. What fails is dropped from `plan`."""
         try:
             logits = self._runner.run(plan.scheduled)
-            return self._sample(plan, logits)
         except Exception as error:
             _log.exception("a step over %d requests failed", len(plan.scheduled))
-            self._fail(plan, [part.request for part in plan.scheduled], error)
-            return []
+            if len(plan.scheduled) == 1:
+                self._fail(plan, [plan.scheduled[0].request], error)
+                return []
+            logits = self._run_one_by_one(plan)
+        return self._sample(plan, logits)
+
+    def _run_one_by_one(self, plan: StepPlan) -> Float32Array:
+        """Compute a step that failed again, each request by itself, so that only the culprit fails.
+
+        Nothing was advanced or published, and a step writes to blocks of its own requests only, so what
+        the failed attempt left there is simply overwritten.
+        """
+        logits: dict[Request, Float32Array] = {}
+        for part in list(plan.scheduled):
+            if not self.is_unfinished(part.request.request_id):
+                continue  # another of its n answers has failed
+            try:
+                logits[part.request] = self._runner.run([part])
+            except Exception as error:
+                _log.exception("%r failed", part.request)
+                self._fail(plan, [part.request], error)
+        rows = [logits[request] for request in plan.sampling]
+        return np.concatenate(rows) if rows else np.empty((0, self.limits.vocab_size), np.float32)
 
     def _sample(self, plan: StepPlan, logits: Float32Array) -> list[tuple[_Row, SampledToken]]:
         rows = [
@@ -245,16 +268,22 @@ class EngineCore:
         ]
         try:
             return self._sample_rows(rows, logits)
-        except NonFiniteLogitsError as error:
+        except Exception:
             _log.exception("some of %d sequences cannot be sampled", len(rows))
-            broken = {rows[row].request for row in error.rows}
-            sound = [row for row in rows if row.request not in broken]
-            self._fail(plan, broken, error)
-            return self._sample_rows(sound, logits)
+        tokens = []
+        for row in rows:
+            if not self.is_unfinished(row.request.request_id):
+                continue  # another of its n answers has failed
+            try:
+                tokens += self._sample_rows([row], logits)
+            except Exception as error:
+                self._fail(plan, [row.request], error)
+        return [(row, token) for row, token in tokens if self.is_unfinished(row.request.request_id)]
 
     def _sample_rows(
         self, rows: Sequence[_Row], logits: Float32Array
     ) -> list[tuple[_Row, SampledToken]]:
+        """Sampling again what was sampled, but not taken, gives the same tokens."""
         wanted = [row.logits_row for row in rows]
         chosen = logits if wanted == list(range(len(logits))) else logits[wanted]
         return list(zip(rows, sample(chosen, [row.answer.sampler for row in rows]), strict=True))
@@ -262,14 +291,14 @@ class EngineCore:
     def _answers_of(self, request: Request) -> Iterable[tuple[int, Answer]]:
         """The answers that `request` runs for: all n until it is forked, then its own."""
         answers = self._groups[request.request_id].answers
-        if request.num_seats > 1:
+        if request.num_seqs > 1:
             return answers.items()
         return ((request.index, answers[request.index]),)
 
     def _fork(self, plan: StepPlan) -> None:
         """Split the requests for several answers whose prompt has just been computed."""
         for request in list(plan.sampling):
-            if request.num_seats > 1:
+            if request.num_seqs > 1:
                 sequences = self._groups[request.request_id].sequences
                 sequences.update({child.index: child for child in self._scheduler.fork(request)})
 
@@ -291,9 +320,9 @@ class EngineCore:
         if not group.answers:
             del self._groups[request_id]
 
-    def _drop(self, request_id: str) -> None:
+    def _drop(self, request_id: str, leave: Callable[[Request], None]) -> None:
         for sequence in self._groups.pop(request_id).sequences.values():
-            self._scheduler.finish(sequence)
+            leave(sequence)
 
     def _fail(self, plan: StepPlan, requests: Iterable[Request], cause: Exception) -> None:
         """Drop the whole request of each of `requests`, and its part in the step."""
@@ -305,4 +334,5 @@ class EngineCore:
             )
             error.__cause__ = cause
             self._failures.append(RequestFailure(request_id, error))
-            self._drop(request_id)
+            self._finished[FinishReason.ERROR] += len(self._groups[request_id].answers)
+            self._drop(request_id, self._scheduler.discard)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ostinato.engine.request import EngineRequest
+from ostinato.engine.request import MAX_PRIORITY, EngineRequest
 from ostinato.errors import CapacityError, ContextLengthError, InvalidRequestError
 
 
@@ -41,11 +41,25 @@ class EngineLimits:
             return request.params.max_tokens
         return min(self.max_model_len, self.pool_tokens) - len(request.prompt_token_ids)
 
+    def clip_max_tokens(self, request: EngineRequest) -> EngineRequest:
+        """`request` with `max_tokens` lowered to what context and pool leave, if they leave any room.
+
+        Raises:
+            InvalidRequestError: `min_tokens` is above that.
+        """
+        unlimited = replace(request, params=replace(request.params, max_tokens=None))
+        room = self.max_tokens_for(unlimited)
+        wanted = request.params.max_tokens
+        if wanted is None or not 1 <= room < wanted:
+            return request
+        return replace(request, params=replace(request.params, max_tokens=room))
+
     def validate(self, request: EngineRequest) -> None:
         """Refuse what could never be served, so that whatever is queued can finish when it is alone.
 
         Raises:
-            InvalidRequestError: empty prompt, token ids outside the vocabulary, n above `max_num_seqs`.
+            InvalidRequestError: empty prompt, token ids outside the vocabulary, n above `max_num_seqs`,
+                priority beyond `MAX_PRIORITY`.
             ContextLengthError: prompt and output exceed the context.
             CapacityError: prompt and output exceed the pool.
         """
@@ -54,6 +68,11 @@ class EngineLimits:
             raise InvalidRequestError(
                 f"n must be at most {self.max_num_seqs} (max_num_seqs), not {request.params.n}",
                 param="n",
+            )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                f"priority must be -{MAX_PRIORITY} to {MAX_PRIORITY}, not {request.priority}",
+                param="priority",
             )
         prompt = len(request.prompt_token_ids)
         # Without max_tokens there must be room for one token at least.

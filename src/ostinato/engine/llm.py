@@ -10,30 +10,35 @@ for output in llm.generate(["The sea is", "The sky is"], SamplingParams(max_toke
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ostinato.cache.report import CacheReport
+from ostinato.cache.types import TokenArray
 from ostinato.clock import SystemClock
 from ostinato.config import DEFAULT_MODEL, load_config
 from ostinato.engine.build import build_core
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob
-from ostinato.engine.request import EngineRequest
+from ostinato.engine.request import EngineRequest, token_array
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import EngineStoppedError, InvalidRequestError
+from ostinato.models.chat_encoding import encode_chat
 
-Prompt: TypeAlias = str | Sequence[int]
+Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer]
 """Text, or token ids."""
 Message: TypeAlias = Mapping[str, Any]
 """One chat message, as OpenAI has them."""
@@ -126,8 +131,8 @@ class LLM:
         ModelError: no such model, or not one that can be run.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
-        config = load_config({"model": model, **settings})
+    def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL, **settings: Any) -> None:
+        config = load_config({"model": os.fspath(model), **settings})
         self._start(build_core(config, clock=SystemClock()))
 
     @classmethod
@@ -151,7 +156,7 @@ class LLM:
         """Complete one or many prompts.
 
         Args:
-            prompts: text, token ids, or a list of either.
+            prompts: text, token ids (a list or a NumPy array), or a list of either.
             sampling_params: for all prompts, or one for each.
             use_tqdm: show a progress bar on standard error (vLLM's name for it).
 
@@ -170,26 +175,27 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered with the model's own chat template.
 
-        Args and errors as for `generate`.
+        Args and errors as for `generate`, and:
+
+        Args:
+            messages: a conversation as OpenAI has them, or a list of conversations.
+            tools: JSON schemas of functions, for all conversations.
 
         Raises:
-            InvalidRequestError: the model has no chat template, or it refuses the messages.
+            InvalidRequestError: see `models.chat_encoding.encode_chat`.
         """
-        tokenizer, template = self._engine.model.tokenizer, self._engine.model.chat_template
-        if template is None:
-            raise InvalidRequestError(
-                f"{self._engine.model.name} has no chat template; use generate()", param="messages"
-            )
         if not messages:
             raise InvalidRequestError("at least one message is needed", param="messages")
         many = messages if not isinstance(messages[0], Mapping) else [messages]
-        texts = [template.render(cast(Sequence[Message], one)) for one in many]
-        # The template wrote every special token itself, so nothing may be added to it.
-        prompts = [(text, tokenizer.encode(text)) for text in texts]
+        prompts: list[tuple[str | None, TokenArray]] = []
+        for one in many:
+            ids = encode_chat(self._engine.model, cast(Sequence[Message], one), tools=tools)
+            prompts.append((self._text(ids), token_array(ids)))
         return self._run(prompts, sampling_params, use_tqdm)
 
     def close(self) -> None:
@@ -213,17 +219,30 @@ class LLM:
             raise EngineStoppedError("this LLM is closed")
         return self._core
 
-    def _prompts(
-        self, prompts: Prompt | Sequence[Prompt]
-    ) -> list[tuple[str | None, Sequence[int]]]:
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many = cast(Sequence[Prompt], [prompts] if single else prompts)
-        encode = self._engine.model.tokenizer.encode_prompt
-        return [(one, encode(one)) if isinstance(one, str) else (None, one) for one in many]
+    def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, TokenArray]]:
+        many = [prompts] if _is_single(prompts) else prompts
+        return [self._prompt(one) for one in cast(Sequence[Prompt], many)]
+
+    def _prompt(self, prompt: Prompt) -> tuple[str | None, TokenArray]:
+        if not isinstance(prompt, str):
+            return None, token_array(prompt)
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"a prompt must be valid Unicode text, without lone surrogates ({error.reason})",
+                param="prompt",
+            ) from None
+        return prompt, token_array(self._engine.model.tokenizer.encode_prompt(prompt))
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        """What the model saw, special tokens included."""
+        token_bytes = self._engine.model.tokenizer.token_bytes
+        return b"".join(map(token_bytes, token_ids)).decode("utf-8", "replace")
 
     def _run(
         self,
-        prompts: Sequence[tuple[str | None, Sequence[int]]],
+        prompts: Sequence[tuple[str | None, TokenArray]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -243,10 +262,10 @@ class LLM:
         self._engine.check_integrity()
         return [job.output() for job in jobs.values()]
 
-    def _job(self, text: str | None, token_ids: Sequence[int], params: SamplingParams) -> _Job:
+    def _job(self, text: str | None, token_ids: TokenArray, params: SamplingParams) -> _Job:
         request = EngineRequest(
             request_id=f"llm-{next(self._ids)}",
-            prompt_token_ids=np.asarray(token_ids, dtype=np.int32),
+            prompt_token_ids=token_ids,
             params=params,
         )
         outputs = [CompletionOutput(index) for index in range(params.n)]
@@ -269,6 +288,12 @@ class LLM:
                 raise failure.error
             if interrupted.is_set():
                 raise KeyboardInterrupt
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 
 def _one_each(

@@ -8,6 +8,7 @@ from pathlib import Path
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.config import CacheConfig
 from ostinato.errors import ConfigError
+from ostinato.sizes import format_size
 
 SHARE_OF_FREE_MEMORY = 4
 """The pool takes one part in this many by default."""
@@ -21,7 +22,7 @@ def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int) -> i
     """Blocks of the K/V pool: as configured, else by free memory.
 
     Raises:
-        ConfigError: if the pool could hardly serve anybody.
+        ConfigError: if the pool could hardly serve anybody, or is larger than the machine's memory.
     """
     if config.num_blocks is not None:
         blocks, setting = config.num_blocks, "cache.num_blocks"
@@ -32,6 +33,7 @@ def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int) -> i
         blocks = available_memory() // SHARE_OF_FREE_MEMORY // spec.bytes_per_block
         blocks = min(blocks, MAX_FULL_CONTEXTS * spec.blocks_for(max_model_len))
         setting = "a quarter of the free memory (set cache.kv_memory_bytes to choose another size)"
+    _require_memory(setting, blocks, spec)
     least = max(MIN_BLOCKS, spec.blocks_for(min(MIN_TOKENS, max_model_len)))
     if blocks < least:
         raise ConfigError(
@@ -39,6 +41,26 @@ def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int) -> i
             f"at least {least} blocks ({least * spec.bytes_per_block} bytes) are needed"
         )
     return blocks
+
+
+def _require_memory(setting: str, blocks: int, spec: KVCacheSpec) -> None:
+    """Pages are committed as they are used, so more than is free now is allowed; more than there is, not."""
+    total = total_memory()
+    if (wanted := blocks * spec.bytes_per_block) <= total:
+        return
+    fits = available_memory() // spec.bytes_per_block
+    raise ConfigError(
+        f"{setting} asks for a K/V pool of {format_size(wanted)}, and this machine has "
+        f"{format_size(total)} of memory: at most {fits:,} blocks "
+        f"({format_size(fits * spec.bytes_per_block)}) fit in what is free now"
+    )
+
+
+def total_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process could have at most: the machine's, or its container's."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _container_limit(group)
+    return physical if limit is None else min(physical, limit)
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -66,10 +88,13 @@ def _linux_available(meminfo: Path) -> int | None:
 
 def _container_available(group: Path) -> int | None:
     """What a cgroup (version 2) leaves; None without one or without a limit."""
-    limit, used = group / "memory.max", group / "memory.current"
-    if not (limit.is_file() and used.is_file()):
+    limit, used = _container_limit(group), group / "memory.current"
+    if limit is None or not used.is_file():
         return None
-    text = limit.read_text(encoding="ascii").strip()
-    if text == "max":
-        return None
-    return max(int(text) - int(used.read_text(encoding="ascii")), 0)
+    return max(limit - int(used.read_text(encoding="ascii")), 0)
+
+
+def _container_limit(group: Path) -> int | None:
+    file = group / "memory.max"
+    text = file.read_text(encoding="ascii").strip() if file.is_file() else "max"
+    return None if text == "max" else int(text)

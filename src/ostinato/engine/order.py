@@ -2,30 +2,39 @@
 
 Policies only: nothing here changes a request, a queue or the cache.
 
-Order. Preempted requests come first, oldest first, since others wait for what they hold up. Then by
-`EngineRequest.priority`. Then by a score in tokens, the highest first:
+Order (`lpm`). Preempted requests come first, oldest first, since others wait for what they hold up. Then by
+a score in tokens, the highest first:
 
-    cached tokens  +  age_weight × seconds waited  −  tokens in service of the same tenant
+      cached tokens  +  age_weight × seconds waited
+    − tokens in service of the same tenant  −  PRIORITY_TOKENS × priority
 
 The first term is longest-prefix-first (SGLang): what is cached is used while it is hot. The second ends
 every wait, since age grows without bound and the other terms do not. The third is the fair share: it is
-equal for all requests of one tenant, and between tenants it favours the one that is served least.
+equal for all requests of one tenant, and between tenants it favours the one that is served least. The last
+is a head start, not a class of its own: with the default weight of age a step of priority is 16 seconds.
 
-Above `MAX_LOOKUPS` waiting requests, looking all of them up costs more than it gains; then arrival decides.
+Above `MAX_LOOKUPS` waiting requests, looking all of them up costs more than it gains. Then the tenants take
+turns in naming one of theirs, each by the same score without its first term, until there are so many.
+
+`fcfs` is the order of arrival, after preempted requests; it reads neither cache, tenant nor priority.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ostinato.cache.tokens import common_prefix
-from ostinato.cache.types import TokenArray
+from ostinato.cache.types import TenantId, TokenArray
 from ostinato.engine.request import Request, RequestStatus
 
 MAX_LOOKUPS = 128
 """Most requests of which a prefix is looked up in one step."""
+
+PRIORITY_TOKENS = 1024
+"""Cached tokens that one step of priority is worth."""
 
 SortKey: TypeAlias = tuple[float, ...]
 
@@ -65,26 +74,33 @@ class LongestPrefixFirst:
 
     def sort_key(self, candidate: Candidate) -> SortKey:
         age = self._age_weight * candidate.waited_seconds
-        score = candidate.cached_tokens + age - candidate.tenant_tokens
-        return (*_rank(candidate.request), -score, *candidate.request.arrival_order)
+        head_start = -PRIORITY_TOKENS * candidate.request.priority
+        score = candidate.cached_tokens + age - candidate.tenant_tokens + head_start
+        if candidate.request.status is RequestStatus.PREEMPTED:
+            return (0, 0.0, *candidate.request.arrival_order)
+        return (1, -score, *candidate.request.arrival_order)
 
 
 class FirstComeFirstServed:
-    """Arrival order, after preemption and priority."""
+    """Arrival order, after preempted requests."""
 
     def sort_key(self, candidate: Candidate) -> SortKey:
-        return arrival_key(candidate.request)
+        fresh = candidate.request.status is not RequestStatus.PREEMPTED
+        return (fresh, *candidate.request.arrival_order)
 
 
-def arrival_key(request: Request) -> SortKey:
-    """Sort key that needs nothing but the request."""
-    return (*_rank(request), *request.arrival_order)
-
-
-def _rank(request: Request) -> tuple[float, float]:
-    if request.status is RequestStatus.PREEMPTED:
-        return (0.0, 0.0)
-    return (1.0, float(request.priority))
+def by_turns(
+    waiting: Iterable[Request], key: Callable[[Request], SortKey], limit: int
+) -> list[Request]:
+    """At most `limit` of `waiting`: preempted ones first, then the tenants take turns, each by `key`."""
+    turns: Counter[TenantId] = Counter()
+    drawn: list[tuple[int, Request]] = []
+    for request in sorted(waiting, key=key):
+        preempted = request.status is RequestStatus.PREEMPTED
+        drawn.append((-1 if preempted else turns[request.tenant], request))
+        turns[request.tenant] += not preempted
+    drawn.sort(key=lambda pair: pair[0])  # stable: within a turn by `key`
+    return [request for _, request in drawn[:limit]]
 
 
 class PrefixGate(Protocol):

@@ -17,6 +17,8 @@ class FinishReason(StrEnum):
     """`max_tokens` or the context was reached."""
     ABORT = "abort"
     """The client went away or the engine stopped."""
+    ERROR = "error"
+    """Computing it failed. Only counted: the request ends with an exception, not with a delta."""
 
 
 @dataclass(frozen=True, slots=True)

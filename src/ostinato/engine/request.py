@@ -16,22 +16,49 @@ which live on independently.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.hashing import HashChain
 from ostinato.cache.report import CacheReport
 from ostinato.cache.types import NamespaceKey, TenantId, TokenArray
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import InvalidRequestError
 
 DEFAULT_TENANT = TenantId("default")
 """Whose requests they are where there are no API keys."""
 
+MAX_PRIORITY = 100
+"""Largest absolute value of a priority: `order.PRIORITY_TOKENS` turns it into a wait that has an end."""
+
+_NO_TOKENS = f"a prompt of token ids must be a flat list of integers below {2**31:,}"
+_INT32 = np.iinfo(np.int32)
 _SPARE_TOKENS = 64
 _arrivals: Iterator[int] = itertools.count()
+
+
+def token_array(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
+    """Token ids from whoever calls us, as ``(num_tokens,)`` int32.
+
+    Raises:
+        InvalidRequestError: not a flat run of integers that fit int32.
+    """
+    try:
+        given = np.asarray(token_ids)
+    except ValueError:  # nested and uneven
+        given = np.empty(0, dtype=object)
+    if given.shape == (0,) and len(token_ids) == 0:
+        return np.empty(0, dtype=np.int32)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise InvalidRequestError(_NO_TOKENS, param="prompt")
+    if given.min() < _INT32.min or given.max() > _INT32.max:
+        raise InvalidRequestError(_NO_TOKENS, param="prompt")
+    return given.astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +71,8 @@ class EngineRequest:
         params: how to choose tokens.
         tenant: whose cache it may use; from the operator's side, never from the client.
         cache_salt: narrows sharing within the tenant.
-        priority: lower is served earlier; equal priorities share by the order of waiting.
+        priority: lower is served earlier, -`MAX_PRIORITY` to `MAX_PRIORITY`; what a step is worth against
+            age and cached tokens is `order.PRIORITY_TOKENS`.
     """
 
     request_id: str
@@ -70,8 +98,9 @@ class Request:
     Attributes:
         request_id: of the `EngineRequest`; all n answers share it.
         index: which of the n answers this is.
-        num_seats: sequences it stands for: n until it is forked, then 1.
+        num_seqs: sequences it stands for: n until it is forked, then 1.
         namespace: where in the cache its prefix is looked up and published.
+        hashes: memo of its block hashes, for all lookups of its life.
         max_tokens: most tokens to generate.
         arrival_time: monotonic seconds.
         arrival_order: total order of arrival; forks keep their leader's place.
@@ -85,12 +114,13 @@ class Request:
         "_buffer",
         "arrival_order",
         "arrival_time",
+        "hashes",
         "index",
         "max_tokens",
         "namespace",
         "num_computed_tokens",
         "num_prompt_tokens",
-        "num_seats",
+        "num_seqs",
         "num_tokens",
         "priority",
         "report",
@@ -105,10 +135,11 @@ class Request:
     ) -> None:
         self.request_id = source.request_id
         self.index = 0
-        self.num_seats = source.params.n
+        self.num_seqs = source.params.n
         self.tenant = source.tenant
         self.priority = source.priority
         self.namespace = namespace
+        self.hashes = HashChain(namespace)
         self.max_tokens = max_tokens
         self.arrival_time = arrival_time
         self.arrival_order: tuple[int, int] = (next(_arrivals), 0)
@@ -168,8 +199,9 @@ class Request:
         for name in self.__slots__:
             setattr(child, name, getattr(self, name))
         child.index = index
-        child.num_seats = 1
+        child.num_seqs = 1
         child.table = table
+        child.hashes = table.hashes
         child.arrival_order = (self.arrival_order[0], index)
         child._buffer = self._buffer.copy()
         return child

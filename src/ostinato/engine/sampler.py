@@ -78,6 +78,7 @@ class SamplerState:
         self.params = params
         self.num_output_tokens = 0
         self._random = np.random.PCG64(_seed_sequence(params.seed, index))
+        self._uniform: float | None = None
         self._history = TokenHistory(prompt_token_ids) if wants_penalties(params) else None
         self._ending = np.array(sorted({*stop_token_ids, *params.stop_token_ids}), dtype=np.int64)
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
@@ -86,6 +87,7 @@ class SamplerState:
     def observe(self, token_id: int) -> None:
         """Record a token of the output. Call once a token, after `sample` and in order."""
         self.num_output_tokens += 1
+        self._uniform = None
         if self._history is not None:
             self._history.observe(token_id)
 
@@ -112,8 +114,13 @@ class SamplerState:
         return row
 
     def next_uniform(self) -> float:
-        """The next number of this sequence's stream, 53 random bits in [0, 1)."""
-        return (int(self._random.random_raw()) >> 11) * 2.0**-53
+        """The number of this sequence's stream for the next token, 53 random bits in [0, 1).
+
+        It stays the same until `observe`, so that a row can be sampled again after a failure.
+        """
+        if self._uniform is None:
+            self._uniform = (int(self._random.random_raw()) >> 11) * 2.0**-53
+        return self._uniform
 
     def _must_not_end(self) -> bool:
         return self.num_output_tokens < self.params.min_tokens and self._ending.size > 0
@@ -127,7 +134,7 @@ def sample(logits: Float32Array, states: Sequence[SamplerState]) -> list[Sampled
         states: the R sequences. Each gives one random number if its row is not greedy.
 
     Raises:
-        NonFiniteLogitsError: naming the rows; nothing was drawn.
+        NonFiniteLogitsError: naming the rows.
         ValueError: if the numbers of rows and states differ.
     """
     if logits.ndim != 2 or logits.shape[0] != len(states):

@@ -12,6 +12,8 @@ from ostinato.errors import InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP = 16
+MAX_STOP_LENGTH = 1000
+"""Characters of one stop string."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this choose the likeliest token: dividing by them means nothing in float32."""
@@ -39,7 +41,7 @@ class SamplingParams:
         frequency_penalty: subtracted per occurrence in the output. −2 to 2.
         seed: makes the request's choices reproducible; answer i of n uses its own stream. Taken
             modulo 2**64.
-        stop: strings that end the answer; not part of it. At most 16.
+        stop: strings that end the answer; not part of it. At most 16, of at most 1,000 characters.
         stop_token_ids: tokens that end the answer; not part of its text.
         ignore_eos: go on after the model's end-of-sequence token.
         logprobs: report the log-probability of each chosen token and of this many likeliest ones. 0
@@ -126,6 +128,12 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 _refuse("stop", repr(text), "strings of at least one character")
+            if len(text) > MAX_STOP_LENGTH:
+                _refuse(
+                    "stop",
+                    f"{len(text):,} characters long",
+                    f"strings of at most {MAX_STOP_LENGTH:,} characters",
+                )
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, None)
 

@@ -2,7 +2,9 @@
 
 A step hands out a budget of tokens, first to running requests in the order in which they were admitted, then
 to waiting ones. Prefill, chunked prefill, decode and resumption are one rule: a request gets what it is
-missing, as far as the budget reaches.
+missing, as far as the budget reaches. Every running request gets at least one token in each step. A prefill
+gets at most `long_prefill_tokens`, so that a short request need not wait for the end of a long one; what
+nobody else wants then goes to the prefills after all.
 
 When no block is left for a running request, the newest running one is preempted: its blocks are given back
 but stay findable, and it waits at the front. The oldest is never preempted while it has company, and alone
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import KVCacheManager
@@ -21,7 +23,14 @@ from ostinato.cache.types import TenantId
 from ostinato.clock import Clock
 from ostinato.config import SchedulerConfig
 from ostinato.engine.admission import Admission, AdmissionResult
-from ostinato.engine.order import MAX_LOOKUPS, Candidate, PrefixGate, WaitingOrder, arrival_key
+from ostinato.engine.order import (
+    MAX_LOOKUPS,
+    Candidate,
+    PrefixGate,
+    SortKey,
+    WaitingOrder,
+    by_turns,
+)
 from ostinato.engine.request import Request, RequestStatus
 from ostinato.errors import CacheIntegrityError
 
@@ -58,11 +67,22 @@ class StepPlan:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
-    def give(self, request: Request, num_tokens: int) -> None:
+    def schedule(self, request: Request, num_tokens: int) -> None:
         """Hand `num_tokens` of the budget to `request`."""
         start = request.num_computed_tokens
         self.scheduled.append(ScheduledRequest(request, start, start + num_tokens))
         self.budget -= num_tokens
+
+    def spend_rest(self) -> None:
+        """Hand what is left of the budget to those who miss more, in the order of `scheduled`.
+
+        They are prefills, and a prefill's blocks are reserved since its admission.
+        """
+        for place, part in enumerate(self.scheduled):
+            more = min(part.request.num_tokens - part.end, self.budget)
+            if more:
+                self.scheduled[place] = replace(part, end=part.end + more)
+                self.budget -= more
 
     @property
     def sampling(self) -> Iterator[Request]:
@@ -88,7 +108,7 @@ class Scheduler:
 
     Args:
         manager: of the K/V cache; nobody else calls it.
-        config: budget, seats, watermark.
+        config: budget, most sequences, watermark.
         clock: for the age of waiting requests.
         order: which waiting request is tried first.
         gate: which waiting request lets a running one compute their common prefix.
@@ -104,12 +124,15 @@ class Scheduler:
     ) -> None:
         self._manager = manager
         self._config = config
+        self._long_prefill = config.long_prefill_tokens or max(
+            config.max_num_batched_tokens // 2, 1
+        )
         self._clock = clock
         self._order = order
         self._admission = Admission(manager, gate, config.watermark)
         self._running: list[Request] = []
         self._waiting: list[Request] = []
-        self._stalled = False
+        self._blocked_on_memory = False
         self.counters = SchedulerCounters()
 
     @property
@@ -127,6 +150,11 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     @property
+    def num_free_seqs(self) -> int:
+        """Sequences that may run besides those that do."""
+        return self._config.max_num_seqs - sum(request.num_seqs for request in self._running)
+
+    @property
     def tables(self) -> list[BlockTable]:
         """Block tables of all running requests, for `KVCacheManager.check_integrity`."""
         return [request.block_table for request in self._running]
@@ -134,7 +162,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let `request` wait."""
         self._waiting.append(request)
-        self._stalled = False
+        self._blocked_on_memory = False
 
     def schedule(self) -> StepPlan:
         """Decide on the next step; may preempt and admit."""
@@ -142,6 +170,7 @@ class Scheduler:
         self._serve_running(plan)
         if not plan.preempted:
             self._admit_waiting(plan)
+        plan.spend_rest()
         return plan
 
     def advance(self, plan: StepPlan) -> None:
@@ -167,9 +196,9 @@ class Scheduler:
         """
         children = [
             leader.fork(index, self._manager.fork(leader.block_table))
-            for index in range(1, leader.num_seats)
+            for index in range(1, leader.num_seqs)
         ]
-        leader.num_seats = 1
+        leader.num_seqs = 1
         place = self._running.index(leader) + 1
         self._running[place:place] = children
         return children
@@ -177,20 +206,38 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """Forget `request`, from whatever state, and give its blocks back at once."""
         if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
             self._give_back(request)
+        self._forget(request)
+
+    def discard(self, request: Request) -> None:
+        """`finish` for a request whose computation failed: its K/V is not to be found any more."""
+        if request.status is RequestStatus.RUNNING:
+            self._manager.discard(request.block_table)
+            request.table = None
+            self._blocked_on_memory = False
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
         elif request.status is not RequestStatus.FINISHED:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
 
     def _serve_running(self, plan: StepPlan) -> None:
         place = 0
-        while place < len(self._running) and plan.budget > 0:
+        while place < len(self._running):
             request = self._running[place]
-            num_tokens = min(request.num_missing_tokens, plan.budget)
+            # One token for each of those behind; the budget is at least `max_num_seqs`.
+            for_others = len(self._running) - place - 1
+            num_tokens = self._share(request, plan.budget - for_others)
             if self._make_room(request, num_tokens, plan):
-                plan.give(request, num_tokens)
+                plan.schedule(request, num_tokens)
             place += 1
+
+    def _share(self, request: Request, budget: int) -> int:
+        """Tokens for `request` as long as others may want some."""
+        return min(request.num_missing_tokens, budget, self._long_prefill)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Preempt from the tail until `request` has its slots; False if it was itself the tail.
@@ -216,50 +263,44 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         self._manager.release(request.block_table, request.token_ids, request.num_computed_tokens)
         request.table = None
-        self._stalled = False
+        self._blocked_on_memory = False
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         for request in self._candidates(plan):
-            if plan.budget == 0 or request.num_seats > self._free_seats():
+            if plan.budget == 0 or request.num_seqs > self.num_free_seqs:
                 return
             result = self._admission.try_admit(request, self._running)
             if result is AdmissionResult.NO_ROOM:
-                self._stall(request)
+                self._block_on_memory(request)
                 return
             if result is AdmissionResult.ADMITTED:
                 self._start(request)
-                plan.give(request, min(request.num_missing_tokens, plan.budget))
+                plan.schedule(request, self._share(request, plan.budget))
 
     def _candidates(self, plan: StepPlan) -> list[Request]:
         """Waiting requests in the order in which to try them; none if trying is pointless."""
-        if self._stalled or plan.budget == 0 or self._free_seats() < 1:
+        if self._blocked_on_memory or plan.budget == 0 or self.num_free_seqs < 1:
             return []
-        if len(self._waiting) > MAX_LOOKUPS:
-            return sorted(self._waiting, key=arrival_key)[:MAX_LOOKUPS]
         if len(self._waiting) < 2:
             return list(self._waiting)
         now = self._clock.monotonic()
         in_service = self._tokens_in_service()
-        return sorted(
-            self._waiting,
-            key=lambda request: self._order.sort_key(
-                Candidate(
-                    request=request,
-                    cached_tokens=self._admission.cached_tokens(request),
-                    waited_seconds=now - request.arrival_time,
-                    tenant_tokens=in_service[request.tenant],
-                )
-            ),
-        )
+
+        def key(request: Request, cached_tokens: int = 0) -> SortKey:
+            waited = now - request.arrival_time
+            tenant_tokens = in_service[request.tenant]
+            return self._order.sort_key(Candidate(request, cached_tokens, waited, tenant_tokens))
+
+        chosen = self._waiting
+        if len(chosen) > MAX_LOOKUPS:
+            chosen = by_turns(chosen, key, MAX_LOOKUPS)
+        return sorted(chosen, key=lambda one: key(one, self._admission.cached_tokens(one)))
 
     def _tokens_in_service(self) -> Counter[TenantId]:
         tokens: Counter[TenantId] = Counter()
         for request in self._running:
             tokens[request.tenant] += request.num_tokens
         return tokens
-
-    def _free_seats(self) -> int:
-        return self._config.max_num_seqs - sum(request.num_seats for request in self._running)
 
     def _start(self, request: Request) -> None:
         if request.status is RequestStatus.PREEMPTED:
@@ -271,11 +312,11 @@ class Scheduler:
         self._waiting.remove(request)
         self._running.append(request)
 
-    def _stall(self, request: Request) -> None:
+    def _block_on_memory(self, request: Request) -> None:
         """Do not try again before a request arrives or leaves: until then there is no more room."""
         if not self._running:
             raise CacheIntegrityError(
                 f"{request!r} does not fit though nothing runs "
                 f"({self._manager.num_available_blocks} of {self._manager.num_blocks} blocks available)"
             )
-        self._stalled = True
+        self._blocked_on_memory = True

@@ -13,6 +13,7 @@ longest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopChecker:
@@ -20,7 +21,10 @@ class StopChecker:
 
     def __init__(self, stop: Sequence[str]) -> None:
         """Args: `stop`, strings of at least one character; none at all lets all text through."""
-        self._matchers = [_Matcher(text) for text in stop]
+        self._matchers = [
+            _Matcher(text, borders)
+            for text, borders in zip(stop, _tables(tuple(stop)), strict=True)
+        ]
         self._held = ""
         self._matched: str | None = None
 
@@ -62,10 +66,10 @@ class _Matcher:
         length: characters of `pattern` that the text ends with, always the most possible.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, borders: tuple[int, ...]) -> None:
         self.pattern = pattern
         self.length = 0
-        self._borders = _borders(pattern)
+        self._borders = borders
 
     def advance(self, character: str) -> bool:
         """Take one character; True if the text now ends with the whole stop string."""
@@ -81,7 +85,13 @@ class _Matcher:
         self.length = 0
 
 
-def _borders(pattern: str) -> list[int]:
+@lru_cache(maxsize=64)
+def _tables(stop: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The matchers' tables, shared by all answers with these stop strings: those of one call come at once."""
+    return tuple(_borders(pattern) for pattern in stop)
+
+
+def _borders(pattern: str) -> tuple[int, ...]:
     """For each prefix, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(pattern)
     length = 0
@@ -91,4 +101,4 @@ def _borders(pattern: str) -> list[int]:
         if pattern[length] == pattern[position]:
             length += 1
         borders[position] = length
-    return borders
+    return tuple(borders)

@@ -27,6 +27,24 @@ from ostinato.models.hf_files import read_json, token_content
 FIXED_DATE = datetime.date(2024, 7, 26)
 """The day that templates see as today: the one that Llama 3's template falls back to without a clock."""
 
+RESERVED_VARIABLES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
+        *(
+            "raise_exception",
+            "strftime_now",
+            "self",
+            "loop",
+            "caller",
+            "varargs",
+            "kwargs",
+            "super",
+        ),
+        *("range", "dict", "lipsum", "cycler", "joiner", "namespace"),
+    }
+)
+"""What the server or Jinja itself puts in front of a template; no caller may."""
+
 
 class ChatTemplate:
     """A compiled template. Thread-safe; never changes after construction.
@@ -104,7 +122,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text.
 
@@ -116,19 +134,21 @@ class ChatTemplate:
             variables: further names for the template, e.g. ``enable_thinking``.
 
         Raises:
-            InvalidRequestError: the template refuses or cannot handle these messages; param ``messages``.
+            InvalidRequestError: a variable has one of the `RESERVED_VARIABLES`' names, or the template
+                refuses or cannot handle these messages; param ``messages``.
         """
+        given = dict(variables or {})
+        refuse_reserved(given)
+        names = {
+            **self._tokens,
+            **given,
+            "messages": [as_templates_expect(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **{
-                    **self._tokens,
-                    **variables,
-                    "messages": [_as_templates_expect(message) for message in messages],
-                    "tools": list(tools) if tools else None,
-                    "documents": variables.get("documents"),
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            return self._template.render(names)
         except _RefusedError as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
@@ -137,6 +157,19 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"the model's chat template cannot render these messages: {error}", param="messages"
             ) from error
+
+
+def refuse_reserved(variables: Mapping[str, Any]) -> None:
+    """Check the names that a caller hands to a template.
+
+    Raises:
+        InvalidRequestError: some are reserved; names them.
+    """
+    if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
+        raise InvalidRequestError(
+            f"chat_template_kwargs must not set {', '.join(reserved)}: the server does",
+            param="chat_template_kwargs",
+        )
 
 
 class _RefusedError(Exception):
@@ -187,7 +220,8 @@ def _tojson(
     )
 
 
-def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
+def as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with what templates count on: content that is there, arguments as the object they spell."""
     prepared = dict(message)
     if prepared.get("content") is None:
         prepared["content"] = ""

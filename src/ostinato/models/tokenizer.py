@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from ostinato.errors import ModelFormatError, UnsupportedModelError
+from ostinato.errors import ContextLengthError, ModelFormatError, UnsupportedModelError
 from ostinato.models.hf_files import read_json, token_content
+from ostinato.models.special_text import MARK, special_text_pattern, without_marks
+from ostinato.models.token_bounds import TokenBounds, token_bounds
 
 END_OF_TURN_TOKENS = (
     "<|im_end|>",
@@ -54,7 +58,7 @@ _BYTES_OF_CHARACTERS = _bytes_of_characters()
 
 
 class Tokenizer:
-    """A model's tokenizer. Thread-safe; never changes after construction.
+    """A model's tokenizer. Thread-safe; does not change.
 
     Attributes:
         vocab_size: ids are below this; the model's output matrix may be wider.
@@ -75,6 +79,11 @@ class Tokenizer:
         self._backend = backend
         self._added = dict(backend.get_added_tokens_decoder())
         self._special_ids = frozenset(id_ for id_, token in self._added.items() if token.special)
+        self._special_text = special_text_pattern(
+            token.content for token in self._added.values() if token.special
+        )
+        self._without_marks: tokenizers.Tokenizer | None = None  # large, and seldom needed
+        self._without_marks_lock = threading.Lock()
         self._byte_level = _decodes_byte_level(backend)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = bos_token_id
@@ -131,13 +140,46 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`. Text that spells a special token becomes that token; nothing is added."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._backend, text, add_special_tokens=False)
+
+    def mark_special_text(self, text: str) -> str:
+        """Set a `special_text.MARK` into each spelling of a special token, for `encode_marked`."""
+        if self._special_text is None:
+            return text
+        return self._special_text.sub(rf"\g<0>{MARK}", text)
+
+    def encode_marked(self, text: str) -> list[int]:
+        """`encode`, except that spellings of special tokens that are marked are ordinary text."""
+        if MARK not in text:
+            return self.encode(text)
+        with self._without_marks_lock:
+            if self._without_marks is None:
+                self._without_marks = without_marks(self.to_json())
+        return _encode(self._without_marks, text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: `encode`, plus what the model's own post-processor adds, usually BOS."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
-        return ids
+        return _encode(self._backend, text, add_special_tokens=True)
+
+    def require_fit(self, text: str, max_tokens: int) -> None:
+        """Refuse, before it is tokenised, text that cannot come to so few tokens; marks do not count.
+
+        Raises:
+            ContextLengthError: it has more bytes than `max_tokens` tokens can stand for.
+        """
+        if 4 * len(text) <= max_tokens or self._bounds is None:  # 4 bytes a character at most
+            return
+        if (least := self._bounds.min_tokens(text)) > max_tokens:
+            raise ContextLengthError(
+                f"the context is {max_tokens} tokens; the prompt's {len(text):,} characters are at "
+                f"least {least:,} tokens, since no token stands for more than "
+                f"{self._bounds.longest_token_bytes} bytes",
+                param="prompt",
+            )
+
+    @cached_property
+    def _bounds(self) -> TokenBounds | None:
+        return token_bounds(self._backend, _BYTES_OF_CHARACTERS)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without the special tokens; bytes that are no character become U+FFFD."""
@@ -173,6 +215,13 @@ class Tokenizer:
     def to_json(self) -> str:
         """The content of an equivalent ``tokenizer.json``; BOS and EOS ids are not part of it."""
         return self._backend.to_str()
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """As a batch of one, since that lets other threads run meanwhile and a single text does not."""
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _bytes_of_character(character: str) -> bytes:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import KVCacheBlock
+from ostinato.cache.hashing import HashChain
 from ostinato.cache.types import MissReason, NamespaceKey, TokenArray
 
 
@@ -73,10 +74,17 @@ class PrefixIndex(ABC):
     keeps_partial_blocks: bool
 
     @abstractmethod
-    def match(self, namespace: NamespaceKey, token_ids: TokenArray) -> IndexMatch:
+    def match(
+        self, namespace: NamespaceKey, token_ids: TokenArray, hashes: HashChain | None = None
+    ) -> IndexMatch:
         """Find the longest indexed prefix of `token_ids`. Changes nothing.
 
         The result is valid until the next call of `insert` or `evict`.
+
+        Args:
+            namespace: scope of the query.
+            token_ids: of the sequence, from its first token.
+            hashes: the sequence's memo, so that nothing is hashed twice; unused where nothing is hashed.
         """
 
     @abstractmethod
@@ -86,6 +94,7 @@ class PrefixIndex(ABC):
         token_ids: TokenArray,
         blocks: Sequence[KVCacheBlock],
         start: int,
+        hashes: HashChain | None = None,
     ) -> InsertResult:
         """Make `blocks` findable under the tokens that they hold.
 
@@ -95,9 +104,18 @@ class PrefixIndex(ABC):
             blocks: one block per `block_size` tokens; the last may be partial where
                 `keeps_partial_blocks` is true. All must be held by the caller.
             start: this many leading blocks are indexed already, as returned by earlier calls.
+            hashes: the sequence's memo, as for `match`.
 
         Raises:
             ValueError: if the number of tokens does not fit the number of blocks.
+        """
+
+    @abstractmethod
+    def is_leaf(self, block: KVCacheBlock) -> bool:
+        """Whether no other indexed block follows `block`.
+
+        Raises:
+            CacheIntegrityError: if the block is not indexed.
         """
 
     @abstractmethod

@@ -6,16 +6,20 @@ name blocks in other processes and tiers. The price: only whole blocks are reuse
 A hash is never believed by itself. An entry also keeps its tokens and its parent's entry, and a match is a
 chain of entries in which each one's parent is the entry matched before it. So two different prefixes whose
 hashes collide cannot be served each other's K/V; the later one simply stays unindexed.
+
+Why reuse ended is known as far as hashes tell: a miss in a namespace that holds anything is NOT_CACHED,
+whether its text parts from a cached one there (DIVERGED in the radix index) or was never stored.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ostinato.cache.block import KVCacheBlock
-from ostinato.cache.hashing import Digest, block_hashes, sha256
+from ostinato.cache.hashing import Digest, HashChain, sha256
 from ostinato.cache.index.base import IndexMatch, InsertResult, PrefixIndex, SizeInfo
 from ostinato.cache.types import BlockHash, MissReason, NamespaceKey, TokenArray
 from ostinato.errors import CacheIntegrityError
@@ -60,15 +64,20 @@ class BlockHashIndex(PrefixIndex):
         self.block_size = block_size
         self._digest = digest
         self._entries: dict[BlockHash, _Entry] = {}
+        self._per_namespace: Counter[NamespaceKey] = Counter()
 
-    def match(self, namespace: NamespaceKey, token_ids: TokenArray) -> IndexMatch:
+    def match(
+        self, namespace: NamespaceKey, token_ids: TokenArray, hashes: HashChain | None = None
+    ) -> IndexMatch:
         if len(token_ids) < self.block_size:
             reason = MissReason.BELOW_BLOCK if len(token_ids) else MissReason.NONE
             return IndexMatch((), None, 0, reason)
+        if not self._per_namespace[namespace]:
+            return IndexMatch((), None, 0, MissReason.COLD)
         blocks: list[KVCacheBlock] = []
         parent: _Entry | None = None
-        hashes = block_hashes(namespace, token_ids, self.block_size, self._digest)
-        for block_hash, tokens in zip(hashes, self._split(token_ids), strict=True):
+        chain = (hashes or HashChain(namespace)).hashes(token_ids, self.block_size, self._digest)
+        for block_hash, tokens in zip(chain, self._split(token_ids), strict=True):
             entry = self._entries.get(block_hash)
             if entry is None or not entry.holds(namespace, parent, tokens):
                 return IndexMatch(blocks, None, 0, MissReason.NOT_CACHED)
@@ -83,16 +92,15 @@ class BlockHashIndex(PrefixIndex):
         token_ids: TokenArray,
         blocks: Sequence[KVCacheBlock],
         start: int,
+        hashes: HashChain | None = None,
     ) -> InsertResult:
         self._check_offer(token_ids, blocks)
         parent = self._entry_of(blocks[start - 1]) if start else None
-        root = parent.block_hash if parent is not None else namespace
-        new_tokens = token_ids[start * self.block_size :]
+        chain = hashes or HashChain(namespace)
+        new_hashes = chain.hashes(token_ids, self.block_size, self._digest, start)
+        new_tokens = self._split(token_ids[start * self.block_size :])
         indexed: list[KVCacheBlock] = []
-        hashes = block_hashes(root, new_tokens, self.block_size, self._digest)
-        for block, block_hash, tokens in zip(
-            blocks[start:], hashes, self._split(new_tokens), strict=True
-        ):
+        for block, block_hash, tokens in zip(blocks[start:], new_hashes, new_tokens, strict=True):
             entry = self._entries.get(block_hash)
             if entry is None:
                 entry = self._add(block, block_hash, namespace, parent, tokens)
@@ -102,19 +110,24 @@ class BlockHashIndex(PrefixIndex):
             parent = entry
         return InsertResult(indexed)
 
+    def is_leaf(self, block: KVCacheBlock) -> bool:
+        return self._entry_of(block).num_children == 0
+
     def evict(self, block: KVCacheBlock) -> None:
         entry = self._entry_of(block)
         if entry.num_children:
             raise CacheIntegrityError(f"{block!r} is followed by {entry.num_children} blocks")
         del self._entries[entry.block_hash]
+        self._per_namespace[entry.namespace] -= 1
+        if not self._per_namespace[entry.namespace]:
+            del self._per_namespace[entry.namespace]
         if entry.parent is not None:
             entry.parent.num_children -= 1
         block.entry = None
 
     def size_info(self) -> SizeInfo:
-        namespaces = {entry.namespace for entry in self._entries.values()}
         count = len(self._entries)
-        return SizeInfo(count, count * self.block_size, len(namespaces))
+        return SizeInfo(count, count * self.block_size, len(self._per_namespace))
 
     def chains(self) -> Iterator[tuple[NamespaceKey, TokenArray, Sequence[KVCacheBlock]]]:
         for leaf in self._entries.values():
@@ -130,6 +143,8 @@ class BlockHashIndex(PrefixIndex):
             yield leaf.namespace, tokens, [e.block for e in path]
 
     def check_integrity(self) -> None:
+        if self._per_namespace != Counter(entry.namespace for entry in self._entries.values()):
+            raise CacheIntegrityError("the entries of a namespace are miscounted")
         children: dict[int, int] = {}
         held: dict[int, int] = {}
         for block_hash, entry in self._entries.items():
@@ -157,6 +172,7 @@ class BlockHashIndex(PrefixIndex):
     ) -> _Entry:
         entry = _Entry(block, block_hash, namespace, parent, tokens)
         self._entries[block_hash] = entry
+        self._per_namespace[namespace] += 1
         block.entry = entry
         if parent is not None:
             parent.num_children += 1

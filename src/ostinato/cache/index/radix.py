@@ -26,6 +26,7 @@ from itertools import pairwise
 import numpy as np
 
 from ostinato.cache.block import KVCacheBlock
+from ostinato.cache.hashing import HashChain
 from ostinato.cache.index.base import IndexMatch, InsertResult, PrefixIndex, SizeInfo
 from ostinato.cache.index.radix_node import RadixNode
 from ostinato.cache.tokens import common_prefix
@@ -46,7 +47,9 @@ class RadixIndex(PrefixIndex):
         self.block_size = block_size
         self._roots: dict[NamespaceKey, RadixNode] = {}
 
-    def match(self, namespace: NamespaceKey, token_ids: TokenArray) -> IndexMatch:
+    def match(
+        self, namespace: NamespaceKey, token_ids: TokenArray, hashes: HashChain | None = None
+    ) -> IndexMatch:
         node = self._roots.get(namespace)
         if node is None:
             return IndexMatch((), None, 0, MissReason.COLD if len(token_ids) else MissReason.NONE)
@@ -75,6 +78,7 @@ class RadixIndex(PrefixIndex):
         token_ids: TokenArray,
         blocks: Sequence[KVCacheBlock],
         start: int,
+        hashes: HashChain | None = None,
     ) -> InsertResult:
         self._check_offer(token_ids, blocks)
         new_blocks = list(blocks[start:])
@@ -149,10 +153,14 @@ class RadixIndex(PrefixIndex):
         parent.attach(leaf, self.block_size)
         return () if old is offered[0] else (old,)
 
-    def evict(self, block: KVCacheBlock) -> None:
+    def is_leaf(self, block: KVCacheBlock) -> bool:
         node = self._node_of(block)
-        if node.children or node.blocks[-1] is not block:
+        return node.blocks[-1] is block and not node.children
+
+    def evict(self, block: KVCacheBlock) -> None:
+        if not self.is_leaf(block):
             raise CacheIntegrityError(f"{block!r} is followed by other blocks")
+        node = self._node_of(block)
         block.entry = None
         if len(node.blocks) > 1:
             node.truncate(len(node.blocks) - 1, self.block_size)

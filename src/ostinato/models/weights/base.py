@@ -7,15 +7,22 @@ Names are Hugging Face's (``model.layers.0.self_attn.q_proj.weight``) and rows a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ostinato.errors import ModelFormatError
 from ostinato.ops.base import Float32Array, WeightTensor
+
+ELEMENT_TYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+"""How unquantised elements lie in a file, by encoding; BF16 as its bit patterns."""
 
 
 class WeightFile(Protocol):

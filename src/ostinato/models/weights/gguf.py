@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ostinato.errors import ModelFormatError, UnsupportedModelError
-from ostinato.models.weights.base import bf16_to_float32, missing_tensor
+from ostinato.models.weights.base import ELEMENT_TYPES, bf16_to_float32, missing_tensor
 from ostinato.models.weights.dequantize import dequantize
 from ostinato.models.weights.files import DigestMemo
 from ostinato.models.weights.gguf_format import GgufHeader, TensorInfo, read_header
@@ -46,11 +45,6 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
 
 
 def hf_name(gguf_name: str) -> str:
@@ -87,8 +81,8 @@ class GgufTensor:
         A read-only view of the file unless rows had to be moved.
         """
         rows: npt.NDArray[np.generic]
-        if self.encoding in _ELEMENT_TYPES:
-            rows = self._stored.view(_ELEMENT_TYPES[self.encoding]).reshape(self.shape)
+        if self.encoding in ELEMENT_TYPES:
+            rows = self._stored.view(ELEMENT_TYPES[self.encoding]).reshape(self.shape)
         else:
             rows = self._stored.reshape(int(np.prod(self.shape[:-1])), -1)
         return rows if self.row_order is None else rows[self.row_order]
@@ -102,7 +96,7 @@ class GgufTensor:
         raw = self.raw()
         if self.encoding == "BF16":
             return bf16_to_float32(raw.astype(np.uint16, copy=False))
-        if self.encoding in _ELEMENT_TYPES:
+        if self.encoding in ELEMENT_TYPES:
             return raw.astype(np.float32, copy=False)
         try:
             return dequantize(raw.view(np.uint8), self.type_id, self.shape)

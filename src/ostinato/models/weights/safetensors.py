@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostinato.errors import ModelFormatError, UnsupportedModelError
-from ostinato.models.weights.base import bf16_to_float32, missing_tensor
+from ostinato.models.weights.base import ELEMENT_TYPES, bf16_to_float32, missing_tensor
 from ostinato.models.weights.files import DigestMemo
 from ostinato.ops.base import Float32Array
 
@@ -28,11 +28,6 @@ SHARD_INDEX = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +95,7 @@ class SafetensorsFolder:
         if hf_name not in self._tensors:
             raise missing_tensor(self.path, hf_name, self._tensors)
         encoding, shape, stored = self._tensors[hf_name]
-        element = _ELEMENT_TYPES.get(encoding)
+        element = ELEMENT_TYPES.get(encoding)
         if element is None:
             raise UnsupportedModelError(
                 f"{self.path}: tensor {hf_name!r} is stored as {encoding}; F32, F16 and BF16 can be read. "
@@ -191,7 +186,7 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
         raise ModelFormatError(
             f"{file} is damaged: its entry for {name!r} cannot be read. Fetch the model again"
         ) from error
-    element = _ELEMENT_TYPES.get(encoding)
+    element = ELEMENT_TYPES.get(encoding)
     fits = element is None or end - begin == prod(shape) * element.itemsize
     if not fits or not 0 <= begin <= end or any(dimension < 0 for dimension in shape):
         raise ModelFormatError(

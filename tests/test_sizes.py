@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.cli.sizes import format_size, parse_size
 from ostinato.errors import ConfigError
+from ostinato.sizes import format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,12 @@ def test_units_with_an_i_are_powers_of_1024_and_others_of_1000(text: str, num_by
 @pytest.mark.parametrize("text", ["", "GiB", "2 potatoes", "-1GiB", "1GiB2", "2G", "1e9", "inf"])
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="for example 512MiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "GiB", "8192PiB", f"{2**63}"])
+def test_a_size_that_no_machine_has_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="below 8,192 PiB"):
         parse_size(text)
 
 

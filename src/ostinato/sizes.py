@@ -9,6 +9,7 @@ from ostinato.errors import ConfigError
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _UNITS = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY)}
 _UNITS |= {unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))}
+_MOST = 2**63
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -18,13 +19,16 @@ def parse_size(text: str) -> int:
     Units with an i are powers of 1,024, those without are powers of 1,000.
 
     Raises:
-        ConfigError: if `text` is no size, or not even one byte.
+        ConfigError: if `text` is no size, not even one byte, or 2**63 bytes and more.
     """
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower() or "b") if match else None
     if match is None or unit is None:
         raise ConfigError(f"{text!r} is not a size; write for example 512MiB, 2GiB or 1.5GB")
-    size = int(float(match[1]) * unit)
+    exact = float(match[1]) * unit
+    if exact >= _MOST:
+        raise ConfigError(f"a size must be below {format_size(_MOST)}, not {text[:40]!r}")
+    size = int(exact)
     if size < 1:
         raise ConfigError(f"a size must be at least one byte, not {text!r}")
     return size
