@@ -8,23 +8,27 @@ two underscores, e.g. ``OSTINATO_CACHE__BLOCK_SIZE``), a TOML file named by ``--
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from ostinato.cache.layout import KVDtype
 from ostinato.errors import ConfigError
+from ostinato.sizes import parse_size
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -33,6 +37,16 @@ _CONFIG_VARIABLE = "OSTINATO_CONFIG"
 _SERVICE_VARIABLE = re.compile(r"OSTINATO_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 
 PositiveInt = Annotated[int, Field(ge=1)]
+
+
+def _bytes(value: object) -> object:
+    """A size with a unit, as the command line takes it too; all else is left to pydantic."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_size(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 class _Section(BaseModel):
@@ -46,8 +60,9 @@ class CacheConfig(_Section):
     """Tokens a block."""
     kv_dtype: KVDtype = KVDtype.FP16
     """Element type of stored K/V. fp32 doubles the memory and is bit-exact for tests."""
-    kv_memory_bytes: PositiveInt | None = None
-    """Bytes for the pool. Default: a quarter of the memory that is free, at most what 64 full contexts take."""
+    kv_memory_bytes: Annotated[PositiveInt, BeforeValidator(_bytes)] | None = None
+    """Bytes for the pool, also as a text like ``2GiB``.
+    Default: a quarter of the memory that is free, at most what 64 full contexts take."""
     num_blocks: PositiveInt | None = None
     """Blocks in the pool; overrides `kv_memory_bytes`."""
     prefix_index: Literal["radix", "block_hash", "none"] = "radix"
@@ -138,18 +153,22 @@ def load_config(
     """Merge all sources and validate.
 
     Args:
-        flags: nested mapping of what the command line set, e.g. ``{"cache": {"block_size": 32}}``.
+        flags: nested mapping of what the command line set, e.g. ``{"cache": {"block_size": 32}}``. A pool
+            size in it wins over one of the other kind from elsewhere.
         toml_file: configuration file; default: the one that ``OSTINATO_CONFIG`` names, if any.
 
     Raises:
         ConfigError: naming each setting that is wrong, what it was and what is allowed; also for an
-            ``OSTINATO_*`` variable that names no setting.
+            ``OSTINATO_*`` variable or an entry of the file that names no setting.
     """
     _refuse_unknown_variables(os.environ)
+    _require_objects(os.environ)
     if toml_file is None and (named := os.environ.get(_CONFIG_VARIABLE)):
         toml_file = Path(named)
     if toml_file is not None and not toml_file.is_file():
         raise ConfigError(f"there is no configuration file {toml_file}")
+    if toml_file is not None:
+        _refuse_unknown_entries(toml_file)
 
     class _WithFile(OstinatoConfig):
         @classmethod
@@ -157,21 +176,74 @@ def load_config(
             return toml_file
 
     try:
-        return _WithFile(**(flags or {}))
+        return _WithFile(**_with_one_pool_size(flags or {}))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
-    except ValueError as error:  # a TOML file that does not parse
+    except SettingsError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _with_one_pool_size(flags: dict[str, Any]) -> dict[str, Any]:
+    """`flags` in which a pool size takes the other kind back, wherever that was set."""
+    kinds = ("num_blocks", "kv_memory_bytes")
+    cache = flags.get("cache")
+    if not isinstance(cache, Mapping) or not any(cache.get(kind) is not None for kind in kinds):
+        return flags
+    return {**flags, "cache": {**dict.fromkeys(kinds), **cache}}
+
+
+def _sections() -> dict[str, type[_Section]]:
+    return {
+        name: kind
+        for name, field in OstinatoConfig.model_fields.items()
+        if isinstance(kind := field.annotation, type) and issubclass(kind, _Section)
+    }
+
+
+def _require_objects(environment: Mapping[str, str]) -> None:
+    """A variable for a whole section holds JSON."""
+    for name, kind in _sections().items():
+        for variable, text in environment.items():
+            if variable.upper() != _variable(name):
+                continue
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                example = _variable(name, next(iter(kind.model_fields)))
+                raise ConfigError(
+                    f"the environment variable {variable} must be a JSON object, not {text[:80]!r}; "
+                    f"single settings have variables of their own, such as {example}"
+                )
+
+
+def _refuse_unknown_entries(toml_file: Path) -> None:
+    try:
+        entries = tomllib.loads(toml_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{toml_file}: {error}") from error
+    sections = _sections()
+    outer = OstinatoConfig.model_fields.keys() - sections.keys()
+    known = {
+        *outer,
+        *(f"{name}.{key}" for name, kind in sections.items() for key in kind.model_fields),
+    }
+    for name, value in entries.items():
+        is_section = name in sections and isinstance(value, dict)
+        for path in (f"{name}.{key}" for key in value) if is_section else (name,):
+            if path in known or path in sections:  # a section that is no table: pydantic says so
+                continue
+            near = [setting for setting in sorted(known) if setting.endswith(f".{path}")]
+            near += difflib.get_close_matches(path, sorted(known | sections.keys()), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ConfigError(f"{toml_file}: {path} names no setting: {hint}")
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     """A misspelt name would be ignored without a word. Below a section, pydantic refuses it itself."""
     fields = OstinatoConfig.model_fields
-    sections = {
-        name: kind
-        for name, field in fields.items()
-        if isinstance(kind := field.annotation, type) and issubclass(kind, _Section)
-    }
+    sections = _sections()
     known = {_CONFIG_VARIABLE, *(_variable(name) for name in fields)}
     for variable, value in environment.items():
         name = variable.upper()

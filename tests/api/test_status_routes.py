@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fastapi.testclient import TestClient
 
 from ostinato.clock import ManualClock
@@ -60,3 +61,14 @@ def test_the_schema_describes_both_bodies(client: TestClient) -> None:
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     assert {"messages", "cache_salt", "min_p"} <= schemas["ChatRequest"]["properties"].keys()
     assert {"prompt", "logprobs"} <= schemas["CompletionRequest"]["properties"].keys()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_what_monitors_look_at_may_be_asked_for_its_head_alone(
+    client: TestClient, path: str
+) -> None:
+    assert client.head(path).status_code == 200
+    refused = client.post(path)
+    assert refused.status_code == 405
+    assert f"{path} does not take POST, only GET" in refused.json()["error"]["message"]
+    assert "head" not in client.get("/openapi.json").json()["paths"][path]

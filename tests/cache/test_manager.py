@@ -193,24 +193,34 @@ def test_integrity_check_compares_reference_counts_with_the_tables() -> None:
         manager.check_integrity([])
 
 
-def test_a_match_without_room_for_its_copy_says_so() -> None:
-    manager = make(num_blocks=2)
-    serve(manager, ids(*range(7)))
-    match = manager.lookup(SPACE, ids(*range(6), 9, 9))
-    assert manager.allocate(match, 8) is None
-    shorter = match.without_copy(4)
-    report = shorter.report()
-    assert (report.cached_tokens, report.copied_tokens) == (4, 0)
-    assert report.miss_reason is MissReason.NO_ROOM
-    assert manager.allocate(shorter, 8) is not None
+@pytest.mark.parametrize("length", [30, 31, 32])
+def test_a_prompt_that_fills_the_pool_reuses_all_but_its_last_token_too(length: int) -> None:
+    manager, prompt = make(num_blocks=8), ids(*range(length))
+    for reused in (0, length - 1, length - 1):
+        assert serve(manager, prompt) == reused
 
 
-def test_a_match_of_whole_blocks_loses_nothing_without_a_copy() -> None:
-    manager = make()
-    serve(manager, ids(*range(8)))
-    match = manager.lookup(SPACE, ids(*range(8), 9, 9))
-    assert match.without_copy(4) is match
-    assert match.report().miss_reason is MissReason.NOT_CACHED
+def test_without_room_for_a_copy_the_block_itself_is_taken_over_with_what_followed_it_gone() -> (
+    None
+):
+    manager = make(num_blocks=3)
+    serve(manager, ids(*range(12)))
+    assert serve(manager, ids(*range(6), *[9] * 6)) == 6
+    assert manager.lookup(SPACE, ids(*range(12))).num_tokens == 6
+    assert manager.lookup(SPACE, ids(*range(6), *[9] * 7)).num_tokens == 12
+
+
+def test_a_block_that_must_stay_is_not_taken_over() -> None:
+    manager = make(num_blocks=3)
+    prompt = ids(*range(7))
+    serve(manager, prompt)
+    match = manager.lookup(SPACE, ids(*range(6), *[9] * 6))
+    assert manager.allocate(match, 12, keep_free=1) is None
+    holder = manager.allocate(manager.lookup(SPACE, ids(*range(5))), 5)
+    assert holder is not None
+    assert manager.allocate(manager.lookup(SPACE, ids(*range(6), *[9] * 6)), 12) is None
+    manager.check_integrity([holder])
+    assert manager.lookup(SPACE, prompt).num_tokens >= 4
 
 
 @pytest.mark.parametrize("index", ["radix", "block_hash"])

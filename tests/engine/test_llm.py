@@ -227,3 +227,10 @@ def test_the_package_offers_its_names_and_loads_nothing_before_they_are_used() -
     code = "import sys, ostinato; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_model_may_be_given_as_a_path(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny")
+    with LLM(path, data_dir=tmp_path / "data", cache={"num_blocks": 8}) as llm:
+        (output,) = llm.generate([1, 2, 3], GREEDY, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 6

@@ -200,3 +200,9 @@ def test_a_gguf_file_of_another_architecture_is_refused_by_name(tmp_path: Path) 
     file = write_gguf(tmp_path / "m.gguf", "mamba", tensors={"t": np.ones(4, np.float32)})
     with pytest.raises(UnsupportedModelError, match="mamba"):
         load_model(file, ReferenceBackend(), tmp_path / "data")
+
+
+def test_a_file_without_a_byte_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelFormatError, match=r"model\.gguf is empty"):
+        read_config(tmp_path / "model.gguf")

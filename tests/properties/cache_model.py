@@ -122,6 +122,21 @@ class CacheModel:
             self.drop([source])
         return table
 
+    def allocate_in_place(
+        self, namespace: str, tokens: list[int], source: Key, copied: int
+    ) -> ModelTable:
+        """`allocate` where only a copy of `source` lacks room: the table takes it over."""
+        full, _, _ = self.match(namespace, tokens)
+        fresh = -(-len(tokens) // self.block_size) - len(full) - 1
+        computed = len(full) * self.block_size + copied
+        table = ModelTable(namespace, list(tokens), computed, [*full, source], len(full))
+        self.tables.append(table)
+        self.make_room(fresh)
+        assert not self._followers(source)
+        del self.entries[source]
+        table.blocks = [*full, *(object() for _ in range(fresh + 1))]
+        return table
+
     def extend(self, table: ModelTable, num_tokens: int) -> bool:
         first = table.computed // self.block_size
         shared = [at for at in range(first, len(table.blocks)) if self.refs(table.blocks[at]) > 1]

@@ -96,13 +96,18 @@ class CacheMachine(RuleBasedStateMachine):
         assert match.num_tokens < len(tokens)
         source = self._key_of_source(match.found.partial)
         table = self.manager.allocate(match, len(tokens))
+        idle = [key for key in (*full, source) if key in self.model.cached()]
+        fresh = -(-len(tokens) // self.block_size) - len(full)
+        lacking = fresh + len(idle) - self.model.free() - len(self.model.cached())
+        takes_over = lacking == 1 and source is not None and source in idle
+        assert (table is None) == (lacking > 0 and not takes_over)
         if table is None:
-            held = [*full, source] if source else full
-            fresh = -(-len(tokens) // self.block_size) - len(full)
-            adopted = sum(not self.model.refs(key) and not self.model.moving(key) for key in held)
-            assert fresh + adopted > self.model.free() + len(self.model.cached())
             return False
-        mirror = self.model.allocate(name, tokens, source, partial)
+        if takes_over:
+            assert source is not None
+            mirror = self.model.allocate_in_place(name, tokens, source, partial)
+        else:
+            mirror = self.model.allocate(name, tokens, source, partial)
         self.pairs.append((table, mirror))
         self._check_content(table, mirror)
         return True

@@ -14,6 +14,7 @@ def models_router(context: ApiContext) -> APIRouter:
     """The routes, bound to a backend."""
     router = APIRouter(tags=["models"])
 
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models", summary="What is served")
     async def list_models() -> dict[str, Any]:
         models = context.backend.models()

@@ -28,6 +28,7 @@ def status_router(context: ApiContext) -> APIRouter:
             "metrics": "/metrics",
         }
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Is it alive, and what are its limits")
     async def health() -> Response:
         state = context.backend.health()

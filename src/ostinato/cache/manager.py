@@ -21,7 +21,7 @@ already is taken out again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.cache.block import KVCacheBlock
@@ -64,13 +64,6 @@ class PrefixMatch:
             copied_tokens=self.found.partial_tokens,
             miss_reason=self.found.reason,
         )
-
-    def without_copy(self, block_size: int) -> PrefixMatch:
-        """The match up to its last full block: adopting it needs no block besides the sequence's own."""
-        if self.found.partial is None:
-            return self
-        found = replace(self.found, partial=None, partial_tokens=0, reason=MissReason.NO_ROOM)
-        return replace(self, found=found, num_tokens=len(found.blocks) * block_size)
 
 
 class KVCacheManager:
@@ -138,7 +131,7 @@ class KVCacheManager:
         held = list(match.found.blocks)
         if match.found.partial is not None:
             held.append(match.found.partial)
-        adopted = sum(block.ref_cnt == 0 and block.transfers == 0 for block in held)
+        adopted = sum(map(_is_idle, held))
         return adopted + self.spec.blocks_for(num_tokens) - len(match.found.blocks)
 
     def allocate(
@@ -146,7 +139,8 @@ class KVCacheManager:
     ) -> BlockTable | None:
         """Adopt a match and reserve blocks for `num_tokens` tokens in all.
 
-        A match that ends inside a block is copied into the first reserved block.
+        A match that ends inside a block is copied into the first reserved block. If all but that copy fits
+        and nobody holds the block, the sequence takes it over instead: it would be evicted right after.
 
         Args:
             match: fresh from `lookup`.
@@ -156,9 +150,17 @@ class KVCacheManager:
         Returns:
             The table, or None if there is not enough room; then nothing has changed.
         """
-        if self.blocks_needed(match, num_tokens) + keep_free > self._pool.num_available:
-            return None
+        lacking = self.blocks_needed(match, num_tokens) + keep_free - self._pool.num_available
         found = match.found
+        if (
+            lacking == 1
+            and keep_free == 0
+            and found.partial is not None
+            and _is_idle(found.partial)
+        ):
+            return self._allocate_in_place(match, found.partial, num_tokens)
+        if lacking > 0:
+            return None
         self._pool.touch(found.blocks)
         source = [found.partial] if found.partial is not None else []
         self._pool.touch(source)  # what is to be copied must outlive the allocation
@@ -167,6 +169,17 @@ class KVCacheManager:
             self.storage.copy_block(block.block_id, fresh[0].block_id)
         self._pool.release(source)
         return BlockTable(match.namespace, [*found.blocks, *fresh], len(found.blocks), match.hashes)
+
+    def _allocate_in_place(
+        self, match: PrefixMatch, source: KVCacheBlock, num_tokens: int
+    ) -> BlockTable:
+        """`allocate` that makes `source`, in which the match ends, the sequence's own."""
+        kept = [*match.found.blocks, source]
+        self._pool.touch(kept)
+        fresh = self._pool.allocate(self.spec.blocks_for(num_tokens) - len(kept))
+        # That took every block there was, so what followed `source` is evicted and it is a leaf.
+        self._forget(source)
+        return BlockTable(match.namespace, [*kept, *fresh], len(kept) - 1, match.hashes)
 
     def extend(self, table: BlockTable, num_computed: int, num_tokens: int) -> bool:
         """Make slots ``[num_computed, num_tokens)`` exist and writable.
@@ -296,6 +309,11 @@ class KVCacheManager:
         if self._index is None:
             raise CacheIntegrityError(f"{block!r} is cached but there is no index")
         self._index.evict(block)
+
+
+def _is_idle(block: KVCacheBlock) -> bool:
+    """Nobody holds it and no copy of it is under way."""
+    return block.ref_cnt == 0 and block.transfers == 0
 
 
 def build_manager(

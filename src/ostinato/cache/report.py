@@ -18,7 +18,7 @@ class CacheReport:
     Attributes:
         prompt_tokens: tokens of the prompt.
         read_by_tier: prompt tokens whose K/V was reused, by the tier they were found in.
-        copied_tokens: how many of them lay inside a block and were copied (copy-on-write).
+        copied_tokens: how many of them lay inside a block and were copied or taken over with it.
         miss_reason: why reuse ended at `cached_tokens`.
     """
 

@@ -49,5 +49,3 @@ class MissReason(StrEnum):
     """The cached prefix simply ends here: never stored, or evicted since."""
     BELOW_BLOCK = "below_block"
     """Shorter than one block, and the index reuses whole blocks only."""
-    NO_ROOM = "no_room"
-    """More was cached, but the pool had no block to copy the part that lies inside a block to."""

@@ -52,16 +52,9 @@ class Admission:
         match = self._lookup(request)
         if self._gate.should_wait(request, match.num_tokens, running):
             return AdmissionResult.HELD
-        num_tokens = request.num_tokens
-        if running:
-            table = self._manager.allocate(match, num_tokens, keep_free=self._keep_free)
-        else:
-            # An idle engine must take whatever fits the pool: no watermark, and no copy of a partly
-            # matching block if there is no place for both.
-            table = self._manager.allocate(match, num_tokens)
-            if table is None:
-                match = match.without_copy(self._manager.block_size)
-                table = self._manager.allocate(match, num_tokens)
+        # An idle engine must take whatever fits the pool: no watermark.
+        keep_free = self._keep_free if running else 0
+        table = self._manager.allocate(match, request.num_tokens, keep_free=keep_free)
         if table is None:
             return AdmissionResult.NO_ROOM
         request.table = table
