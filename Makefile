@@ -10,15 +10,28 @@ PIP_INSTALL   := -m pip install --disable-pip-version-check
 SERVE         ?=
 # What the parity suite installs PyTorch with, for those who want a CPU build from elsewhere.
 TORCH_FLAGS   ?=
+# Further arguments of `python -m benchmarks.peers`, e.g. make bench-peers PEERS="--quick"
+PEERS         ?=
 # Further arguments for pytest, e.g. make test PYTEST="-k radix"
 PYTEST        ?=
+
+# What the native kernels are built from: when it changes, they are built again.
+CSRC          := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*/*.cpp csrc/*/*.hpp) csrc/CMakeLists.txt
+comma         := ,
+
+# Build the checks of csrc/tests in build/sanitize-$(1) with the sanitizers $(2), and run them.
+define sanitize
+cmake -S csrc -B build/sanitize-$(1) -DCMAKE_BUILD_TYPE=Release -DOSTINATO_SANITIZE=$(2)
+cmake --build build/sanitize-$(1) --parallel 2
+build/sanitize-$(1)/kernel_check
+endef
 
 # The first Python on the path that is new enough; override with make PYTHON=/path/to/python3.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; \
 	done)
 
-.PHONY: help run demo test test-slow test-parity check bench model clean
+.PHONY: help run demo test test-slow test-parity test-sanitize check bench bench-peers bench-quality model clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -40,6 +53,10 @@ test-parity: $(PARITY_VENV)/.installed ## Compare logits with transformers, live
 	@$(PARITY_BIN)/ostinato pull $(DEFAULT_MODEL)
 	$(PARITY_BIN)/python -m pytest -m parity $(PYTEST)
 
+test-sanitize: ## Check the native kernels with address, undefined-behaviour and thread sanitizers
+	$(call sanitize,address,address$(comma)undefined)
+	$(call sanitize,thread,thread)
+
 check: $(VENV)/.installed-dev ## Lint, formatting, types, import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,6 +65,12 @@ check: $(VENV)/.installed-dev ## Lint, formatting, types, import layers
 
 bench: $(VENV)/.installed-dev model ## Measure what caching saves on this machine
 	$(BIN)/python -m benchmarks
+
+bench-peers: $(VENV)/.installed-dev model ## Measure beside other engines (python -m benchmarks.peers --help)
+	$(BIN)/python -m benchmarks.peers $(PEERS)
+
+bench-quality: $(VENV)/.installed-dev model ## Measure what int8 activations cost, beside llama.cpp
+	$(BIN)/python -m benchmarks.quality
 
 model: $(VENV)/.installed ## Fetch the default model
 	@$(BIN)/ostinato pull $(DEFAULT_MODEL)
@@ -71,17 +94,17 @@ else
 	"$(PYTHON)" -m venv $(dir $(@D))
 endif
 
-# The stamps make a second start quick: pip runs again only when pyproject.toml changes.
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+# The stamps make a second start quick: pip runs again only when pyproject.toml or the C++ changes.
+$(VENV)/.installed: pyproject.toml $(CSRC) | $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml $(CSRC) | $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 # PyTorch first and alone, so that nothing else decides which build comes; never in the default venv.
-$(PARITY_VENV)/.installed: pyproject.toml | $(PARITY_VENV)/bin/python
+$(PARITY_VENV)/.installed: pyproject.toml $(CSRC) | $(PARITY_VENV)/bin/python
 	$(PARITY_BIN)/python $(PIP_INSTALL) $(TORCH_FLAGS) 'torch==2.13.0'
 	$(PARITY_BIN)/python $(PIP_INSTALL) -e '.[dev,parity]'
 	@touch $@

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"any of {', '.join(PARTS)}")
     parser.add_argument("--model", help="a name, GGUF file or folder (default: the default model)")
     parser.add_argument(
-        "--backend", choices=("auto", "reference"), default="auto", help="kernels to run"
+        "--backend", choices=("auto", "cpu", "reference"), default="auto", help="kernels to run"
     )
     parser.add_argument(
         "--lengths",

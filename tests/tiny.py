@@ -108,8 +108,13 @@ def tiny_config(
     tie_embeddings: bool = True,
     rope_theta: float = 10_000.0,
     rope_scaling: Mapping[str, Any] | None = None,
+    sliding_window: int | None = None,
+    full_layers: int = 0,
 ) -> dict[str, Any]:
-    """A ``config.json``. Qwen3 gets a `head_dim` of its own choice (24) unless one is given."""
+    """A ``config.json``. Qwen3 gets a `head_dim` of its own choice (24) unless one is given.
+
+    The first `full_layers` of a Qwen model have no sliding window.
+    """
     if head_dim is None:
         head_dim = 24 if architecture == "qwen3" else hidden_size // num_heads
     vocabulary = tiny_vocabulary()
@@ -135,9 +140,11 @@ def tiny_config(
         "torch_dtype": "float32",
     }
     if architecture == "mistral":
-        config["sliding_window"] = None
+        config["sliding_window"] = sliding_window
     if architecture in ("qwen2", "qwen3"):
-        config["use_sliding_window"] = False
+        config["use_sliding_window"] = sliding_window is not None
+        if sliding_window is not None:
+            config |= {"sliding_window": sliding_window, "max_window_layers": full_layers}
     return config
 
 

@@ -122,8 +122,14 @@ class OstinatoConfig(BaseSettings):
     """The name clients use; default: derived from `model`."""
     max_model_len: PositiveInt | None = None
     """Longest prompt + output in tokens; default: the model's own context."""
-    backend: Literal["auto", "reference"] = "auto"
-    """Which kernels to run. auto takes the fastest that works here."""
+    backend: Literal["auto", "cpu", "reference"] = "auto"
+    """Which kernels to run. auto takes the native ones where they work, else NumPy (reference)."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of the native kernels. 0 takes the CPUs that the process may really use."""
+    weight_dtype: Literal["auto", "fp32", "fp16", "int8", "int4"] = "auto"
+    """What the native kernels pack weights to. auto keeps the file's precision (K-quants become int8)."""
+    activation_dtype: Literal["int8", "fp32"] = "int8"
+    """int8 rounds activations before products with integer weights: faster. fp32 is exact."""
     data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("ostinato")))
     """Everything that is written lives below this folder (environment: OSTINATO_DATA_DIR)."""
     cache: CacheConfig = CacheConfig()

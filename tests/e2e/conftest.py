@@ -20,7 +20,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The tiny model with a pool of 1,024 tokens, so that it is soon full."""
-    flags = ("--num-blocks", "64", "--kv-dtype", "fp32", "--max-model-len", "1000")
+    exact = ("--kv-dtype", "fp32", "--activation-dtype", "fp32")
+    flags = ("--num-blocks", "64", "--max-model-len", "1000", *exact)
     with running_server(str(tiny_model), tmp_path_factory.mktemp("data"), *flags) as server:
         yield server
 

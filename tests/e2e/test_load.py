@@ -20,7 +20,7 @@ from tests.e2e.server import ENDLESS, ENDLESS_CONTEXT, Metrics, Server, running_
 NUM_STREAMS = 64
 NUM_OUTPUT = 24
 TOLERANCE = 1e-4
-"""The server keeps K/V in fp32, so only the order of additions differs between batches."""
+"""K/V and activations are fp32 there, so only the order of additions differs between batches."""
 
 
 def message_of(stream: int) -> ChatCompletionMessageParam:

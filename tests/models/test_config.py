@@ -140,19 +140,35 @@ def test_a_feature_that_we_do_not_run_is_refused_by_name(
         hf(**changes)
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 1024}
+
+
 @pytest.mark.parametrize(
-    ("architecture", "changes"),
+    ("architecture", "changes", "windows"),
     [
-        ("mistral", {"sliding_window": 1024}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 1}),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 0}),
+        ("mistral", {"sliding_window": 1024}, (1024, 1024)),
+        ("qwen2", {**WINDOW, "max_window_layers": 1}, (None, 1024)),
+        ("qwen3", {**WINDOW, "max_window_layers": 0}, (1024, 1024)),
+        ("qwen3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}, (1024, None)),
     ],
 )
-def test_an_active_sliding_window_is_refused(
-    architecture: TinyArchitecture, changes: dict[str, Any]
+def test_each_layer_gets_the_sliding_window_that_the_file_gives_it(
+    architecture: TinyArchitecture, changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
+    config = hf(architecture, **changes)
+    assert config.sliding_windows == windows
+    assert tuple(config.layer_shape(i).sliding_window for i in range(2)) == windows
+    assert config.shape().sliding_window is None
+
+
+def test_a_window_of_a_family_without_windows_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="window of 1024 tokens"):
-        hf(architecture, **changes)
+        hf("llama", sliding_window=1024)
+
+
+def test_layer_types_must_name_every_layer() -> None:
+    with pytest.raises(ModelFormatError, match="names 1 of 2 layers"):
+        hf("qwen3", **WINDOW, layer_types=["sliding_attention"])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +184,9 @@ def test_an_active_sliding_window_is_refused(
 def test_a_sliding_window_without_effect_is_accepted(
     architecture: TinyArchitecture, changes: dict[str, Any]
 ) -> None:
-    assert hf(architecture, **changes).max_position == 4096
+    config = hf(architecture, **changes)
+    assert config.sliding_windows == ()
+    assert config.layer_shape(1) == config.shape()
 
 
 @pytest.mark.parametrize(

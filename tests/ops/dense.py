@@ -98,6 +98,7 @@ def random_decoder(
     tied: bool = True,
     vocab_size: int = 30,
     max_position: int = 64,
+    sliding_window: int | None = None,
 ) -> RandomDecoder:
     """Weights scaled so that attention is neither flat nor a single spike."""
 
@@ -133,7 +134,13 @@ def random_decoder(
     angles = np.outer(np.arange(max_position), 20.0 ** -(np.arange(head_dim // 2) / head_dim))
     return RandomDecoder(
         shape=DecoderShape(
-            hidden_size, num_kv_heads * group, num_kv_heads, head_dim, 1e-5, head_dim**-0.5
+            hidden_size,
+            num_kv_heads * group,
+            num_kv_heads,
+            head_dim,
+            1e-5,
+            head_dim**-0.5,
+            sliding_window,
         ),
         head=HeadTensors(embedding, vector("final_norm", hidden_size, 1), output),
         layers=layers,
@@ -180,9 +187,10 @@ def _attention(
     for head in range(shape.num_heads):
         kv_head = head // (shape.num_heads // shape.num_kv_heads)
         for t in range(length):
-            scores = key[: t + 1, kv_head] @ query[t, head] * shape.attention_scale
+            first = max(0, t + 1 - (shape.sliding_window or length))
+            scores = key[first : t + 1, kv_head] @ query[t, head] * shape.attention_scale
             weights = np.exp(scores - scores.max())
-            context[t, head] = weights @ value[: t + 1, kv_head] / weights.sum()
+            context[t, head] = weights @ value[first : t + 1, kv_head] / weights.sum()
     mixed: Float64Array = context.reshape(length, -1) @ _wide(layer.o_proj).T
     return mixed
 

@@ -7,23 +7,21 @@ nothing is ever read that was not written: all unused slots hold NaN.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.cache.storage import HostKVStorage, KVStorage
 from ostinato.ops.base import Float32Array, OpsBackend
-from ostinato.ops.reference import ReferenceBackend
 from ostinato.ops.select import select_backend
+from tests.ops.backends import all_exact_backends, exact_backend, head_unit
 from tests.ops.dense import LoadedDecoder, RandomDecoder, dense_logits, random_decoder
 from tests.ops.paging import PagedSequence, Piece, make_batch, scattered_tables
 
-BACKENDS: dict[str, type[OpsBackend]] = {"reference": ReferenceBackend}
 TOLERANCE = {KVDtype.FP32: 2e-5, KVDtype.FP16: 2e-2}
 """fp16: K/V that differ in the last bit of float32 may round to neighbours."""
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = all_exact_backends
 
 
 def poisoned_kv(
@@ -83,7 +81,8 @@ def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     dtype=st.sampled_from(list(KVDtype)),
     num_kv_heads=st.integers(1, 3),
     group=st.integers(1, 3),
-    head_dim=st.sampled_from([2, 6, 8]),
+    head_units=st.sampled_from([1, 3, 4]),
+    window=st.sampled_from([None, None, 1, 5, 16, 30]),
     options=st.fixed_dictionaries(
         {"qkv_bias": st.booleans(), "qk_norm": st.booleans(), "tied": st.booleans()}
     ),
@@ -96,17 +95,23 @@ def test_any_schedule_over_scattered_blocks_equals_the_dense_decoder(
     dtype: KVDtype,
     num_kv_heads: int,
     group: int,
-    head_dim: int,
+    head_units: int,
+    window: int | None,
     options: dict[str, bool],
 ) -> None:
     rng = np.random.default_rng(seed)
     decoder = random_decoder(
-        rng, num_kv_heads=num_kv_heads, group=group, head_dim=head_dim, **options
+        rng,
+        num_kv_heads=num_kv_heads,
+        group=group,
+        head_dim=head_units * head_unit(backend),
+        sliding_window=window,
+        **options,
     )
     count = 1 + max(index for step in steps for index, _ in step)
     lengths = [sum(n for step in steps for i, n in step if i == k) for k in range(count)]
     num_blocks = 3 + sum(-(-length // block_size) for length in lengths)
-    ops = BACKENDS[backend]()
+    ops = exact_backend(backend)
     kv = poisoned_kv(ops, decoder, dtype, block_size, num_blocks)
     sequences = scattered_tables(rng, num_blocks, lengths, block_size)
     tokens = [rng.integers(0, decoder.vocab_size, n).astype(np.int32) for n in lengths]
@@ -118,8 +123,8 @@ def test_any_schedule_over_scattered_blocks_equals_the_dense_decoder(
 
 def test_a_mixed_batch_of_prefill_and_decode_equals_one_by_one(backend: str) -> None:
     rng = np.random.default_rng(7)
-    ops = BACKENDS[backend]()
-    decoder = random_decoder(rng, num_kv_heads=3, group=3)
+    ops = exact_backend(backend)
+    decoder = random_decoder(rng, num_kv_heads=3, group=3, head_dim=head_unit(backend))
     loaded = decoder.load(ops)
     lengths = [37, 12, 50, 1]
     tokens = [rng.integers(0, decoder.vocab_size, n).astype(np.int32) for n in lengths]
@@ -136,8 +141,8 @@ def test_a_mixed_batch_of_prefill_and_decode_equals_one_by_one(backend: str) -> 
 
 def test_a_prompt_longer_than_a_tile_equals_the_dense_decoder(backend: str) -> None:
     rng = np.random.default_rng(8)
-    ops = BACKENDS[backend]()
-    decoder = random_decoder(rng, num_layers=1, max_position=400)
+    ops = exact_backend(backend)
+    decoder = random_decoder(rng, num_layers=1, max_position=400, head_dim=head_unit(backend))
     tokens = rng.integers(0, decoder.vocab_size, 400).astype(np.int32)
     kv = poisoned_kv(ops, decoder, KVDtype.FP32, 16, 25)
     sequences = scattered_tables(rng, 25, [400], 16)
@@ -148,8 +153,8 @@ def test_a_prompt_longer_than_a_tile_equals_the_dense_decoder(backend: str) -> N
 
 def test_only_the_wanted_logits_are_returned_in_the_wanted_order(backend: str) -> None:
     rng = np.random.default_rng(9)
-    ops = BACKENDS[backend]()
-    decoder = random_decoder(rng)
+    ops = exact_backend(backend)
+    decoder = random_decoder(rng, head_dim=head_unit(backend))
     tokens = rng.integers(0, decoder.vocab_size, (2, 10)).astype(np.int32)
     kv = poisoned_kv(ops, decoder, KVDtype.FP32, 4, 8)
     first, second = scattered_tables(rng, 8, [10, 10], 4)
@@ -162,8 +167,8 @@ def test_only_the_wanted_logits_are_returned_in_the_wanted_order(backend: str) -
 
 def test_shared_prefix_blocks_serve_two_sequences(backend: str) -> None:
     rng = np.random.default_rng(10)
-    ops = BACKENDS[backend]()
-    decoder = random_decoder(rng)
+    ops = exact_backend(backend)
+    decoder = random_decoder(rng, head_dim=head_unit(backend))
     loaded = decoder.load(ops)
     prefix, tails = rng.integers(0, 30, 8), rng.integers(0, 30, (2, 5))
     kv = poisoned_kv(ops, decoder, KVDtype.FP32, 4, 8)
@@ -178,8 +183,8 @@ def test_shared_prefix_blocks_serve_two_sequences(backend: str) -> None:
 
 def test_a_copied_block_serves_like_its_source(backend: str) -> None:
     rng = np.random.default_rng(11)
-    ops = BACKENDS[backend]()
-    decoder = random_decoder(rng)
+    ops = exact_backend(backend)
+    decoder = random_decoder(rng, head_dim=head_unit(backend))
     loaded = decoder.load(ops)
     tokens = rng.integers(0, 30, 10).astype(np.int32)
     kv = poisoned_kv(ops, decoder, KVDtype.FP16, 4, 6)
@@ -192,11 +197,11 @@ def test_a_copied_block_serves_like_its_source(backend: str) -> None:
 
 
 def test_the_backend_says_what_it_is(backend: str) -> None:
-    info = BACKENDS[backend]().info
-    assert info.name == backend
+    info = exact_backend(backend).info
+    assert info.name == backend.split("-")[0]
     assert info.facts
 
 
 def test_it_can_be_selected_by_name(backend: str) -> None:
-    selected = select_backend(backend)  # type: ignore[arg-type]
-    assert isinstance(selected, BACKENDS[backend])
+    selected = select_backend(backend.split("-")[0])  # type: ignore[arg-type]
+    assert isinstance(selected, type(exact_backend(backend)))

@@ -10,7 +10,6 @@ from ostinato.cache.storage import NullKVStorage
 from ostinato.errors import ConfigError
 from ostinato.ops import reference
 from ostinato.ops.reference import ReferenceBackend, causal_attention, gather, rms_norm, silu
-from ostinato.ops.select import select_backend
 from tests.ops.dense import random_decoder
 
 
@@ -82,7 +81,3 @@ def test_foreign_k_v_memory_is_refused() -> None:
     kv = NullKVStorage(KVCacheSpec(1, 1, 2, KVDtype.FP32, 4), 2)
     with pytest.raises(ConfigError, match="K/V in host memory, not NullKVStorage"):
         reference.host_array(kv)
-
-
-def test_auto_selects_a_backend_that_runs_here() -> None:
-    assert select_backend("auto").info.name == "reference"

@@ -71,9 +71,13 @@ TINY_CASES: dict[str, TinyCase] = {
     "mistral-mha": TinyCase("mistral", 7, MHA),
     "mistral-gqa-wide-heads": TinyCase("mistral", 8, {**GQA, "head_dim": 32, **OWN_OUTPUT}),
     "mistral-mqa": TinyCase("mistral", 9, MQA),
+    "mistral-gqa-window": TinyCase("mistral", 16, {**GQA, "sliding_window": 32}),
     "qwen2-mha": TinyCase("qwen2", 10, MHA),
     "qwen2-gqa-own-output": TinyCase("qwen2", 11, {**GQA, **OWN_OUTPUT}),
     "qwen2-mqa-yarn": TinyCase("qwen2", 12, {**MQA, "rope_scaling": YARN, "max_position": 512}),
+    "qwen2-gqa-window-from-layer-1": TinyCase(
+        "qwen2", 17, {**GQA, "sliding_window": 50, "full_layers": 1}
+    ),
     "qwen3-mha": TinyCase("qwen3", 13, MHA),
     "qwen3-gqa": TinyCase("qwen3", 14, {**GQA, "rope_theta": 1e6}),
     "qwen3-mqa-own-output": TinyCase("qwen3", 15, {**MQA, **OWN_OUTPUT}),

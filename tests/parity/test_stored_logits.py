@@ -1,6 +1,7 @@
 """Guards against a decoder that is almost right: logits must equal what transformers computed.
 
-The reference files come from `make_reference.py`. This runs without PyTorch.
+The reference files come from `make_reference.py`. This runs without PyTorch, on every backend that
+multiplies float32 activations.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 
 from ostinato.models.decoder import Decoder
 from ostinato.ops.base import Float32Array, OpsBackend
-from ostinato.ops.reference import ReferenceBackend
+from tests.ops.backends import EXACT_BACKENDS, all_exact_backends, exact_backend, head_unit
 from tests.parity.cases import (
     NUM_TOKENS,
     REFERENCE_FOLDER,
@@ -58,20 +59,32 @@ def assert_argmax_agrees(logits: Float32Array, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TINY_CASES)
-def test_a_tiny_model_gives_the_logits_of_transformers(name: str, way: str, tmp_path: Path) -> None:
-    ops, case = ReferenceBackend(), TINY_CASES[name]
+@all_exact_backends
+def test_a_tiny_model_gives_the_logits_of_transformers(
+    backend: str, name: str, way: str, tmp_path: Path
+) -> None:
+    ops, case = exact_backend(backend), TINY_CASES[name]
+    if case.config()["head_dim"] % head_unit(backend):
+        pytest.skip(
+            f"the native kernels need head sizes that are multiples of {head_unit(backend)}"
+        )
     decoder = load_tiny(case.write(tmp_path), case.config(), ops)
     assert_logits_equal_the_stored_ones(name, decoder, ops, WAYS[way])
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return load_smollm2(tmp_path_factory.mktemp("data"), ReferenceBackend())
+@pytest.fixture(scope="module", params=EXACT_BACKENDS)
+def smollm2(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Decoder, OpsBackend]:
+    ops = exact_backend(request.param)
+    return load_smollm2(tmp_path_factory.mktemp("data"), ops), ops
 
 
 @pytest.mark.parametrize("way", ["one-shot", "chunks-of-64", "decode-32"])
-def test_the_default_model_gives_the_logits_of_transformers(smollm2: Decoder, way: str) -> None:
-    assert_logits_equal_the_stored_ones(SMOLLM2, smollm2, ReferenceBackend(), WAYS[way])
+def test_the_default_model_gives_the_logits_of_transformers(
+    smollm2: tuple[Decoder, OpsBackend], way: str
+) -> None:
+    assert_logits_equal_the_stored_ones(SMOLLM2, *smollm2, WAYS[way])
 
 
 def test_the_stored_tokens_are_the_tokens_of_the_case() -> None:

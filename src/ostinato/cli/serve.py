@@ -58,8 +58,24 @@ MaxModelLenFlag = Annotated[
     _option("Longest prompt + output in tokens. Default: the model's own.", _MODEL, "TOKENS"),
 ]
 BackendFlag = Annotated[
-    Literal["auto", "reference"] | None,
-    _option("Kernels to run; auto takes the fastest that works here. Default: auto.", _MODEL),
+    Literal["auto", "cpu", "reference"] | None,
+    _option(
+        "Kernels to run; auto takes the native ones (cpu), or NumPy where they cannot run. "
+        "Default: auto.",
+        _MODEL,
+    ),
+]
+ThreadsFlag = Annotated[
+    int | None,
+    _option("Threads of the native kernels; 0 takes all usable CPUs. Default: 0.", _MODEL, "N"),
+]
+WeightDtypeFlag = Annotated[
+    Literal["auto", "fp32", "fp16", "int8", "int4"] | None,
+    _option("What the native kernels pack weights to. Default: auto, as in the file.", _MODEL),
+]
+ActivationDtypeFlag = Annotated[
+    Literal["int8", "fp32"] | None,
+    _option("int8 is fast, fp32 exact, in products with integer weights. Default: int8.", _MODEL),
 ]
 HostFlag = Annotated[
     str | None,
@@ -124,6 +140,9 @@ def serve(
     served_model_name: ServedNameFlag = None,
     max_model_len: MaxModelLenFlag = None,
     backend: BackendFlag = None,
+    threads: ThreadsFlag = None,
+    weight_dtype: WeightDtypeFlag = None,
+    activation_dtype: ActivationDtypeFlag = None,
     host: HostFlag = None,
     port: PortFlag = None,
     block_size: BlockSizeFlag = None,
@@ -152,6 +171,9 @@ def serve(
         served_model_name=served_model_name,
         max_model_len=max_model_len,
         backend=backend,
+        threads=threads,
+        weight_dtype=weight_dtype,
+        activation_dtype=activation_dtype,
         data_dir=data_dir,
         server=_given(host=host, port=port),
         cache=_given(

@@ -27,7 +27,7 @@ from ostinato.errors import ConfigError
 from ostinato.models.loader import LoadedModel, load_model
 from ostinato.models.registry import resolve_model
 from ostinato.ops.base import LoadProgress, OpsBackend
-from ostinato.ops.select import select_backend
+from ostinato.ops.select import KernelOptions, select_backend
 
 
 def build_engine(
@@ -51,7 +51,8 @@ def build_core(
         ConfigError: settings that cannot work.
         ModelError: no such model, or not one that can be run.
     """
-    ops = select_backend(config.backend)
+    options = KernelOptions(config.threads, config.weight_dtype, config.activation_dtype)
+    ops = select_backend(config.backend, options)
     path = resolve_model(config.model, config.data_dir)
     model = load_model(
         path, ops, config.data_dir, max_model_len=config.max_model_len, progress=progress

@@ -7,7 +7,7 @@ One decoder covers Llama, Mistral, Qwen2/2.5, Qwen3 and SmolLM; what sets them a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
@@ -45,6 +45,8 @@ class ModelConfig:
         tie_embeddings: the output matrix is the embedding; None where only the file's tensors tell.
         qkv_bias: Q, K and V have biases. A file that has them although this is False is honoured.
         qk_norm: Q and K are normalised per head before RoPE.
+        sliding_windows: by layer, how many tokens a token sees, itself included; None where it sees all
+            before it. Empty if no layer has a window shorter than the context.
     """
 
     architecture: Architecture
@@ -61,6 +63,7 @@ class ModelConfig:
     tie_embeddings: bool | None
     qkv_bias: bool
     qk_norm: bool
+    sliding_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -98,7 +101,6 @@ class ModelConfig:
             extended = int(rope.scaling.original_max_position * rope.scaling.factor)
             max_position = max(max_position, extended)
         _refuse_hf_features(config)
-        _refuse_active_window(_hf_window(config, architecture, num_layers), max_position)
         return cls(
             architecture=architecture,
             num_layers=num_layers,
@@ -114,6 +116,7 @@ class ModelConfig:
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=architecture == "qwen2" or bool(config.get("attention_bias", False)),
             qk_norm=architecture == "qwen3",
+            sliding_windows=_hf_windows(config, architecture, num_layers, max_position),
         )
 
     @classmethod
@@ -140,6 +143,7 @@ class ModelConfig:
             )
         max_position = _integer(metadata, prefix + "context_length")
         rope = rope_from_gguf(metadata, architecture, head_dim, max_position)
+        # The file does not say which layers the window is for.
         _refuse_active_window(metadata.get(prefix + "attention.sliding_window"), max_position)
         return cls(
             architecture=architecture,
@@ -172,6 +176,12 @@ class ModelConfig:
             rms_norm_eps=self.rms_norm_eps,
             attention_scale=self.head_dim**-0.5,
         )
+
+    def layer_shape(self, index: int) -> DecoderShape:
+        """`shape` with the sliding window of one layer."""
+        if not self.sliding_windows:
+            return self.shape()
+        return replace(self.shape(), sliding_window=self.sliding_windows[index])
 
 
 def _hf_architecture(config: Mapping[str, Any]) -> Architecture:
@@ -223,25 +233,36 @@ def _refuse_gguf_features(metadata: Mapping[str, Any], prefix: str) -> None:
             raise UnsupportedModelError(f"{feature} ({prefix}{key}) is not supported")
 
 
-def _hf_window(
-    config: Mapping[str, Any], architecture: Architecture, num_layers: int
-) -> int | None:
-    """The sliding window, None where no layer uses one; defaults are those of transformers."""
-    if "sliding_attention" not in config.get("layer_types", ["sliding_attention"]):
-        return None
+def _hf_windows(
+    config: Mapping[str, Any], architecture: Architecture, num_layers: int, max_position: int
+) -> tuple[int | None, ...]:
+    """`ModelConfig.sliding_windows`, as transformers decides them."""
+    if architecture == "llama":
+        _refuse_active_window(config.get("sliding_window"), max_position)
+        return ()
+    window = config.get("sliding_window", _MISTRAL_DEFAULT_WINDOW)
+    first = 0
     if architecture in ("qwen2", "qwen3"):
-        full_layers = config.get("max_window_layers", _QWEN_DEFAULT_FULL_LAYERS)
-        if not config.get("use_sliding_window", False) or full_layers >= num_layers:
-            return None
-    default = None if architecture == "llama" else _MISTRAL_DEFAULT_WINDOW
-    return cast("int | None", config.get("sliding_window", default))
+        first = config.get("max_window_layers", _QWEN_DEFAULT_FULL_LAYERS)
+        if not config.get("use_sliding_window", False):
+            window = None
+    if not window or window >= max_position:
+        return ()
+    types = config.get("layer_types")
+    if types is None:
+        types = ["full_attention"] * first + ["sliding_attention"] * (num_layers - first)
+    windows = tuple(window if kind == "sliding_attention" else None for kind in types[:num_layers])
+    if len(windows) < num_layers:
+        raise ModelFormatError(f"layer_types names {len(windows)} of {num_layers} layers")
+    return windows if any(windows) else ()
 
 
 def _refuse_active_window(window: int | None, max_position: int) -> None:
     if window and window < max_position:
         raise UnsupportedModelError(
-            f"sliding-window attention is not supported: the window of {window} tokens "
-            f"is shorter than the context of {max_position}"
+            f"sliding-window attention is not supported here: the window of {window} tokens "
+            f"is shorter than the context of {max_position}, and the file does not say which "
+            "layers it is for"
         )
 
 

@@ -67,13 +67,15 @@ class Decoder:
             )
         self.config = config
         self._ops = ops
-        shape = config.shape()
         head = head_tensors(config, weights)
         layers = [layer_tensors(config, weights, index) for index in range(config.num_layers)]
         with ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as pool:
             # the head first: it is the largest single piece
-            head_future = pool.submit(ops.load_head, shape, head)
-            layer_futures = [pool.submit(ops.load_layer, shape, tensors) for tensors in layers]
+            head_future = pool.submit(ops.load_head, config.shape(), head)
+            layer_futures = [
+                pool.submit(ops.load_layer, config.layer_shape(index), tensors)
+                for index, tensors in enumerate(layers)
+            ]
             try:
                 self._layers = []
                 for tensors, future in zip(layers, layer_futures, strict=True):

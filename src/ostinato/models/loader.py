@@ -58,7 +58,7 @@ def load_model(
     Args:
         path: as `registry.resolve_model` returns it.
         ops: the backend that will run the model.
-        data_dir: where file digests are remembered.
+        data_dir: where file digests and packed weights are kept.
         max_model_len: longest sequence in tokens; default: the model's own context.
         progress: told of each tensor.
 
@@ -72,6 +72,7 @@ def load_model(
     parts = _open_gguf(file, data_dir) if file.is_file() else _open_folder(file, data_dir)
     length = parts.config.max_position if max_model_len is None else max_model_len
     digest = parts.weights.digest()
+    ops.keep_packed_weights(data_dir / "packed" / digest.hex()[:32])
     return LoadedModel(
         name=display_name(path, digest),
         path=path,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -81,6 +82,8 @@ class DecoderShape:
         head_dim: elements a head; `num_heads × head_dim` need not equal `hidden_size`.
         rms_norm_eps: added to the mean square in RMSNorm.
         attention_scale: multiplies q·k; usually ``head_dim ** -0.5``.
+        sliding_window: the number of tokens that a token sees, itself included; None for all before it.
+            May differ from layer to layer.
     """
 
     hidden_size: int
@@ -89,6 +92,7 @@ class DecoderShape:
     head_dim: int
     rms_norm_eps: float
     attention_scale: float
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,19 @@ class LayerTensors:
     v_bias: WeightTensor | None = None
     q_norm: WeightTensor | None = None
     k_norm: WeightTensor | None = None
+
+    def qkv_bias(self) -> Float32Array | None:
+        """Biases of Q, K and V in one vector, zeros where one lacks; None if there is none at all."""
+        biases = (self.q_bias, self.k_bias, self.v_bias)
+        if all(bias is None for bias in biases):
+            return None
+        matrices = (self.q_proj, self.k_proj, self.v_proj)
+        return np.concatenate(
+            [
+                np.zeros(matrix.shape[0], np.float32) if bias is None else bias.to_float32()
+                for bias, matrix in zip(biases, matrices, strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +197,13 @@ class OpsBackend(ABC):
     def info(self) -> BackendInfo:
         """Name and facts."""
 
+    def keep_packed_weights(self, folder: Path) -> None:
+        """Weights that are costly to pack may be kept in `folder`, which stands for one model's content.
+
+        Called before the first `load_*`. A backend that packs nothing ignores it.
+        """
+        return
+
     @abstractmethod
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVStorage:
         """Block memory in the layout of `cache/layout.py` that this backend can read and write."""
@@ -221,7 +245,9 @@ class OpsBackend(ABC):
     ) -> Context:
         """Causal attention of every token over its own sequence, read through the block tables.
 
-        Token t of request b sees positions ``0 … positions[t]``. Prefill chunks and decodes mix freely.
+        Token t of request b sees positions ``0 … positions[t]``, of those the last ``sliding_window`` if the
+        layer has one; a block that no token of the request sees is not read. Prefill chunks and decodes
+        mix freely.
         """
 
     @abstractmethod

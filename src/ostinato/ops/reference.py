@@ -92,7 +92,7 @@ class ReferenceBackend(OpsBackend):
             shape=shape,
             attention_norm=t.attention_norm.to_float32(),
             qkv=_stack_rows([t.q_proj, t.k_proj, t.v_proj]),
-            qkv_bias=_stack_biases(t),
+            qkv_bias=t.qkv_bias(),
             q_norm=None if t.q_norm is None else t.q_norm.to_float32(),
             k_norm=None if t.k_norm is None else t.k_norm.to_float32(),
             o_proj=t.o_proj.to_float32(),
@@ -155,11 +155,16 @@ class ReferenceBackend(OpsBackend):
         for request in range(batch.num_requests):
             start, end = batch.query_start[request : request + 2]
             seq_len = int(batch.seq_lens[request])
-            table = batch.block_tables[request]
-            keys = gather(blocks, layer_index, _KEY, table, seq_len)
-            values = gather(blocks, layer_index, _VALUE, table, seq_len)
+            oldest = first_visible(seq_len - int(end - start), layer.shape.sliding_window)
+            skipped = oldest // kv.spec.block_size
+            table, seen = (
+                batch.block_tables[request, skipped:],
+                seq_len - skipped * kv.spec.block_size,
+            )
+            keys = gather(blocks, layer_index, _KEY, table, seen)
+            values = gather(blocks, layer_index, _VALUE, table, seen)
             scaled = query[start:end] * np.float32(layer.shape.attention_scale)
-            context[start:end] = causal_attention(scaled, keys, values)
+            context[start:end] = causal_attention(scaled, keys, values, layer.shape.sliding_window)
         return context
 
     def attention_output(
@@ -249,16 +254,24 @@ def gather(
     return ordered.reshape(num_kv_heads, -1, head_dim)[:, :seq_len]
 
 
-def causal_attention(query: Float32Array, keys: Float32Array, values: Float32Array) -> Float32Array:
+def first_visible(position: int, window: int | None) -> int:
+    """The oldest position that a token at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def causal_attention(
+    query: Float32Array, keys: Float32Array, values: Float32Array, window: int | None = None
+) -> Float32Array:
     """Attention of the last q positions of a sequence over all of it.
 
     Queries go in tiles, so that the scores of a long chunk over a long context never lie in memory
-    at once, and a tile is multiplied only with the keys that its last query sees.
+    at once, and a tile is multiplied only with the keys that one of its queries sees.
 
     Args:
         query: ``(q, heads, head_dim)``, already scaled; query i is at position ``s - q + i``.
         keys: ``(kv heads, s, head_dim)``.
         values: likewise.
+        window: how many positions a query sees, its own included; None for all before it.
 
     Returns:
         ``(q, heads, head_dim)``.
@@ -273,11 +286,15 @@ def causal_attention(query: Float32Array, keys: Float32Array, values: Float32Arr
     for start in range(0, num_queries, tile):
         end = min(start + tile, num_queries)
         visible = seq_len - num_queries + end
+        oldest = first_visible(visible - (end - start), window)
         rows = grouped[:, :, start:end].reshape(num_kv_heads, -1, head_dim)
-        scores = rows @ keys[:, :visible].transpose(0, 2, 1)
-        hide_future(scores.reshape(num_heads, end - start, visible))
+        scores = rows @ keys[:, oldest:visible].transpose(0, 2, 1)
+        by_head = scores.reshape(num_heads, end - start, visible - oldest)
+        hide_future(by_head)
+        if window is not None:
+            hide_past(by_head, window)
         weights, totals = exponentials(scores)
-        mixed = (weights @ values[:, :visible]) / totals
+        mixed = (weights @ values[:, oldest:visible]) / totals
         context[start:end] = mixed.reshape(num_kv_heads, group, -1, head_dim).transpose(2, 0, 1, 3)
     return context.reshape(num_queries, num_heads, head_dim)
 
@@ -288,6 +305,13 @@ def hide_future(scores: Float32Array) -> None:
     if num_queries > 1:
         future = np.full((num_queries, num_queries), -np.inf, dtype=np.float32)
         scores[:, :, -num_queries:] += np.triu(future, k=1)
+
+
+def hide_past(scores: Float32Array, window: int) -> None:
+    """Set to -inf what is older than each query's window; shaped as for `hide_future`."""
+    num_queries, num_keys = scores.shape[1:]
+    newest = num_keys - num_queries + np.arange(num_queries)[:, None]  # each query's own key
+    scores[:, np.arange(num_keys) <= newest - window] = -np.inf
 
 
 def exponentials(scores: Float32Array) -> tuple[Float32Array, Float32Array]:
@@ -305,16 +329,3 @@ def _stack_rows(tensors: Sequence[WeightTensor]) -> Float32Array:
     """One matrix of the rows of several: one product instead of several."""
     parts = [tensor.to_float32() for tensor in tensors]
     return np.concatenate(parts)
-
-
-def _stack_biases(tensors: LayerTensors) -> Float32Array | None:
-    biases = (tensors.q_bias, tensors.k_bias, tensors.v_bias)
-    matrices = (tensors.q_proj, tensors.k_proj, tensors.v_proj)
-    if all(bias is None for bias in biases):
-        return None
-    return np.concatenate(
-        [
-            np.zeros(matrix.shape[0], dtype=np.float32) if bias is None else bias.to_float32()
-            for bias, matrix in zip(biases, matrices, strict=True)
-        ]
-    )

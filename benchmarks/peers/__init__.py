@@ -1,0 +1,1 @@
+"""Ostinato beside other CPU engines on the same prompts. `python -m benchmarks.peers --help`."""

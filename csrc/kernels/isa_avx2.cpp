@@ -1,0 +1,2 @@
+#define OSTINATO_ISA avx2
+#include "kernels/table.hpp"

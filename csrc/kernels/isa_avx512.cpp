@@ -1,0 +1,2 @@
+#define OSTINATO_ISA avx512
+#include "kernels/table.hpp"

@@ -1,0 +1,2 @@
+#define OSTINATO_ISA avx512_vnni
+#include "kernels/table.hpp"

@@ -1,0 +1,2 @@
+#define OSTINATO_ISA neon
+#include "kernels/table.hpp"

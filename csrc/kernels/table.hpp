@@ -1,0 +1,28 @@
+// The table of this translation unit's instruction set. Included by kernels/isa_*.cpp only.
+#pragma once
+
+#include "kernels.hpp"
+#include "kernels/attention_few.hpp"
+#include "kernels/elementwise.hpp"
+#include "kernels/gemm_float.hpp"
+
+#define OSTINATO_STRING_(x) #x
+#define OSTINATO_STRING(x) OSTINATO_STRING_(x)
+
+namespace ostinato::OSTINATO_ISA {
+
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    OSTINATO_STRING(OSTINATO_ISA),
+    gemm,
+    prepare,
+    silu_mul,
+    add_rows,
+    finish_head,
+    sum_exponentials,
+    store_half,
+    attend,
+    merge,
+};
+
+}  // namespace ostinato::OSTINATO_ISA

@@ -1,0 +1,111 @@
+// Vectors of 16 floats (x86-64-v4). See simd/simd.hpp for what each name means.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ostinato::OSTINATO_ISA {
+
+inline constexpr int kWidth = 16;
+using vf = __m512;
+using vi = __m512i;
+
+inline vf vzero() { return _mm512_setzero_ps(); }
+inline vf vset1(float x) { return _mm512_set1_ps(x); }
+inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
+inline void vstore(float* p, vf x) { _mm512_storeu_ps(p, x); }
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+inline vf vload_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void vstore_first(float* p, vf x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+inline vf vkeep_first(vf x, int n, vf other) {
+  return n >= kWidth ? x : n <= 0 ? other : _mm512_mask_blend_ps(first_lanes(n), other, x);
+}
+inline vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
+inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
+inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
+inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline vf vabs(vf a) { return _mm512_abs_ps(a); }
+inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vf vscale_pow2(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
+inline float vmaximum(vf a) { return _mm512_reduce_max_ps(a); }
+
+// a0 b0 a1 b1 ... of the lower, then of the upper halves.
+inline vf vzip_low(vf a, vf b) {
+  const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return _mm512_permutex2var_ps(a, index, b);
+}
+inline vf vzip_high(vf a, vf b) {
+  const __m512i index = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return _mm512_permutex2var_ps(a, index, b);
+}
+
+// The same within each half of a vector, and a vector made of two halves.
+inline vf vzip_low_halves(vf a, vf b) {
+  const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
+  return _mm512_permutex2var_ps(a, index, b);
+}
+inline vf vzip_high_halves(vf a, vf b) {
+  const __m512i index = _mm512_setr_epi32(4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
+  return _mm512_permutex2var_ps(a, index, b);
+}
+inline vf vload_halves(const float* low, const float* high) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(low)), _mm256_loadu_ps(high), 1);
+}
+
+inline vf vload_f16(const std::uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void vstore_f16(std::uint16_t* p, vf x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void vstore_i8(std::int8_t* p, vf x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+inline void vstore_i16(std::int16_t* p, vf x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+
+inline vi vi_zero() { return _mm512_setzero_si512(); }
+inline vi vi_load(const void* p) { return _mm512_loadu_si512(p); }
+inline void vi_store(void* p, vi x) { _mm512_storeu_si512(p, x); }
+inline vi vi_set1(std::int32_t x) { return _mm512_set1_epi32(x); }
+inline vi vi_set1_8(std::int8_t x) { return _mm512_set1_epi8(x); }
+inline vi vi_set1_16(std::int16_t x) { return _mm512_set1_epi16(x); }
+inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+inline vi vi_add16(vi a, vi b) { return _mm512_add_epi16(a, b); }
+template <int N>
+inline vi vi_shift_right16(vi a) {
+  return _mm512_srli_epi16(a, N);
+}
+template <int N>
+inline vi vi_shift_right(vi a) {
+  return _mm512_srli_epi32(a, N);
+}
+inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+template <int N>
+inline vi vi_shift_left(vi a) {
+  return _mm512_slli_epi32(a, N);
+}
+inline vi vi_from_float(vf a) { return _mm512_cvtps_epi32(a); }
+inline vf vi_to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+inline vi vi_dot_u8_pairs(vi u8, vi s8) { return _mm512_maddubs_epi16(u8, s8); }
+inline vi vi_dot_s16_pairs(vi a, vi b) { return _mm512_madd_epi16(a, b); }
+#if defined(__AVX512VNNI__)
+#define OSTINATO_HAS_DOT 1
+inline vi vi_dot_u8(vi acc, vi u8, vi s8) { return _mm512_dpbusd_epi32(acc, u8, s8); }
+// Not the intrinsic: around it GCC 12 copies and spills every accumulator that lives across a loop.
+inline vi vi_dot_s16(vi acc, vi a, vi b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
+#else
+inline vi vi_dot_s16(vi acc, vi a, vi b) { return vi_add(acc, vi_dot_s16_pairs(a, b)); }
+#endif
+
+}  // namespace ostinato::OSTINATO_ISA
