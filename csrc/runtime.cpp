@@ -28,8 +28,7 @@ Activations Runtime::activations(int slot, int tokens, int cols, const MatrixVie
   x.groups = (cols + kGroup - 1) / kGroup;
   const auto groups = static_cast<std::size_t>(x.groups);
   const auto tiles = static_cast<std::size_t>((tokens + kTokenTile - 1) / kTokenTile);
-  const bool integer = weights.format == WeightFormat::kInt4 || weights.format == WeightFormat::kInt8;
-  if (integer && precision_ == Precision::kFast) {
+  if (rounds(weights)) {
     x.ints = activations_[slot].get<std::uint8_t>(tiles * groups * kIntTileGroup);
   } else {
     x.floats = activations_[slot].get<float>(tiles * kTokenTile * groups * kGroup);

@@ -48,6 +48,12 @@ class Runtime {
   ThreadPool& pool() { return pool_; }
   Precision precision() const { return precision_; }
 
+  // Whether activations are rounded to int8 before a product with `weights`.
+  bool rounds(const MatrixView& weights) const {
+    return precision_ == Precision::kFast &&
+           (weights.format == WeightFormat::kInt4 || weights.format == WeightFormat::kInt8);
+  }
+
   // Scratch of one worker, at least `floats` long.
   float* scratch(int worker, std::size_t floats) {
     return scratch_[static_cast<std::size_t>(worker)].get<float>(floats);
