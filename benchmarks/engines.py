@@ -45,8 +45,7 @@ class Bench:
     @property
     def backend(self) -> str:
         """Name and facts of the kernels."""
-        info = self.ops.info
-        return " ".join([info.name, *(f"{key}={value}" for key, value in info.facts.items())])
+        return str(self.ops.info)
 
     def engine(
         self, prefix_index: Literal["radix", "block_hash", "none"], pool_tokens: int

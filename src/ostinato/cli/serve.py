@@ -254,7 +254,7 @@ def _print_summary(engine: AsyncEngine, backend: LocalBackend, url: str) -> None
 
     out = console.output()
     out.print(f"[bold]Ostinato {version('ostinato')}[/]")
-    for name, text in _summary(engine, backend):
+    for name, text in _summary(engine):
         out.print(f"  {name:<9} {console.escape(text)}")
     command = _command_name()
     model = backend.models()[0].id
@@ -273,7 +273,7 @@ def _print_summary(engine: AsyncEngine, backend: LocalBackend, url: str) -> None
     out.print("\nCtrl-C stops it.")
 
 
-def _summary(engine: AsyncEngine, backend: LocalBackend) -> list[tuple[str, str]]:
+def _summary(engine: AsyncEngine) -> list[tuple[str, str]]:
     """What a user would otherwise have to guess, as label and text."""
     model, limits, config = engine.model, engine.limits, engine.config
     pool_bytes = limits.pool_tokens * limits.kv_bytes_per_token
@@ -291,7 +291,7 @@ def _summary(engine: AsyncEngine, backend: LocalBackend) -> list[tuple[str, str]
             f"{model.name}: {model.config.architecture}, {model.config.num_layers} layers,"
             f" {format_size(model.weight_bytes)} of weights, context {limits.max_model_len:,} tokens",
         ),
-        ("backend", backend.health().backend),
+        ("backend", str(engine.model.decoder.backend)),
         ("K/V", f"{format_size(limits.kv_bytes_per_token)} a token in {config.cache.kv_dtype}"),
         (
             "pool",

@@ -178,6 +178,10 @@ class BackendInfo:
     name: str
     facts: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        facts = ", ".join(f"{key} {value}" for key, value in self.facts.items())
+        return f"{self.name} ({facts})" if facts else self.name
+
 
 LoadProgress: TypeAlias = Callable[[str, int], None]
 """Called with a tensor's name and its number of elements after it was loaded."""
