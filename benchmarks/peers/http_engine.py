@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from benchmarks.engines import CLOCK
-from benchmarks.peers.contract import Completion, Engine, EngineError
+from benchmarks.peers.contract import Completion, EngineError
+from benchmarks.peers.process_engine import ProcessEngine
 from benchmarks.peers.processes import PeerProcess
 
 _DATA = b"data: "
@@ -21,7 +22,7 @@ _TIMEOUT = 900.0
 _POLL_SECONDS = 0.2
 
 
-class HttpEngine(Engine):
+class HttpEngine(ProcessEngine):
     """A server process and a client that costs it little: one plain socket a request.
 
     Args:
@@ -32,8 +33,7 @@ class HttpEngine(Engine):
     """Fields of the body that only this server knows."""
 
     def __init__(self, logs: Path) -> None:
-        self._logs = logs
-        self._process: PeerProcess | None = None
+        super().__init__(logs)
         self._url = ""
         self._model = ""
 
@@ -44,19 +44,6 @@ class HttpEngine(Engine):
     def start(self) -> None:
         self._process, self._url = self.launch()
         self._model = self._served_model()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
-
-    def pause(self) -> None:
-        if self._process is not None:
-            self._process.pause()
-
-    def resume(self) -> None:
-        if self._process is not None:
-            self._process.resume()
 
     def complete(self, prompt: Sequence[int], max_tokens: int) -> Completion:
         body = json.dumps(

@@ -14,7 +14,8 @@ from threading import Timer
 from typing import Any, ClassVar
 
 from benchmarks.engines import CLOCK
-from benchmarks.peers.contract import Completion, Engine, EngineError
+from benchmarks.peers.contract import Completion, EngineError
+from benchmarks.peers.process_engine import ProcessEngine
 from benchmarks.peers.processes import PeerProcess, usable_cores
 
 _TIMEOUT = 900.0
@@ -22,7 +23,7 @@ _TIMEOUT = 900.0
 WORKERS = Path(__file__).parent / "workers"
 
 
-class WorkerEngine(Engine):
+class WorkerEngine(ProcessEngine):
     """A worker process; times are taken here when its lines arrive, as for a server.
 
     Args:
@@ -34,10 +35,9 @@ class WorkerEngine(Engine):
     script: ClassVar[str]
 
     def __init__(self, venv: Path, model: Path, logs: Path) -> None:
+        super().__init__(logs)
         self._venv = venv
         self._model = model
-        self._logs = logs
-        self._process: PeerProcess | None = None
 
     def missing(self) -> str | None:
         if (self._venv / "bin" / "python").exists():
@@ -54,19 +54,6 @@ class WorkerEngine(Engine):
         )
         if not self._read().get("ready"):
             raise EngineError(f"{self.title} sent something else than ready")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
-
-    def pause(self) -> None:
-        if self._process is not None:
-            self._process.pause()
-
-    def resume(self) -> None:
-        if self._process is not None:
-            self._process.resume()
 
     def complete(self, prompt: Sequence[int], max_tokens: int) -> Completion:
         return self.complete_together([prompt], max_tokens)[0]

@@ -100,7 +100,7 @@ class GgufTensor:
             return raw.astype(np.float32, copy=False)
         try:
             return dequantize(raw.view(np.uint8), self.type_id, self.shape)
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # ok: what `gguf` raises for a type it cannot decode
             raise UnsupportedModelError(
                 f"tensor {self.name!r} is stored as {self.encoding}, which cannot be dequantised here: "
                 "take the model in another quantisation"
