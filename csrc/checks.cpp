@@ -85,6 +85,16 @@ void check_kv(const KVCacheView& kv, int num_kv_heads, int head_dim, int layer) 
   require(layer >= 0 && layer < kv.num_layers, "there is no such layer in the K/V memory");
 }
 
+void check_slots(const std::int64_t* slots, int count, const KVCacheView& kv) {
+  check_range(slots, count, static_cast<std::int64_t>(kv.num_blocks) * kv.block_size,
+              "a slot lies outside the K/V memory");
+  if (kv.open_slot == nullptr) return;
+  for (int i = 0; i < count; ++i) {
+    const std::int32_t open = kv.open_slot[slots[i] / kv.block_size];
+    require(open >= 0 && open < kv.num_open, "a slot lies in a block that is not open");
+  }
+}
+
 void check_batch(const BatchView& batch, const KVCacheView& kv) {
   const std::int32_t* starts = batch.query_start;
   require(batch.num_requests >= 0, "query_start must have an entry more than there are requests");
@@ -100,8 +110,12 @@ void check_batch(const BatchView& batch, const KVCacheView& kv) {
     }
     require(first >= 0 && last / kv.block_size < batch.max_blocks, "a position lies beyond the block table");
     const int begin = std::max(0, first - batch.window + 1) / kv.block_size;
-    check_range(batch.block_tables + static_cast<std::ptrdiff_t>(r) * batch.max_blocks + begin,
-                last / kv.block_size - begin + 1, kv.num_blocks, "a block table names a block that does not exist");
+    const std::int32_t* blocks = batch.block_tables + static_cast<std::ptrdiff_t>(r) * batch.max_blocks + begin;
+    const int count = last / kv.block_size - begin + 1;
+    check_range(blocks, count, kv.num_blocks, "a block table names a block that does not exist");
+    for (int i = 0; kv.open_slot != nullptr && i < count; ++i) {
+      require(kv.open_slot[blocks[i]] < kv.num_open, "an open block lies outside the open memory");
+    }
   }
 }
 

@@ -27,6 +27,9 @@ void check_range(const std::int64_t* ids, int count, std::int64_t end, const cha
 // The K/V memory fits the heads, and has that layer.
 void check_kv(const KVCacheView&, int num_kv_heads, int head_dim, int layer);
 
+// Every slot is in the K/V memory, and in a quantised one in an open block.
+void check_slots(const std::int64_t* slots, int count, const KVCacheView&);
+
 // Requests own all tokens in order, their positions ascend, and every block that a token sees is in the K/V memory.
 void check_batch(const BatchView&, const KVCacheView&);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 
 namespace ostinato {
 namespace {
@@ -22,12 +23,13 @@ void add_product(Runtime& runtime, const Activations& x, const MatrixView& weigh
   });
 }
 
-// Puts the finished rows of one K or V head where the slots say.
-void store_kv(const KernelTable& kernels, const KVCacheView& kv, void* base, const std::int64_t* slots,
-              const Piece& p) {
+// Puts the finished rows of one K or V head where the slots say, which is in open blocks.
+void store_kv(const KernelTable& kernels, const KVCacheView& kv, const KVView& view, void* base,
+              const std::int64_t* slots, const Piece& p) {
   for (int t = 0; t < p.tokens; ++t) {
     const std::int64_t slot = slots[p.token + t];
-    const std::ptrdiff_t to = slot / kv.block_size * kv.block_stride() + slot % kv.block_size * kv.head_dim;
+    const std::ptrdiff_t to = view.open_offset(static_cast<int>(slot / kv.block_size)) +
+                              static_cast<std::ptrdiff_t>(slot % kv.block_size) * kv.head_dim;
     const float* from = p.tile + t * p.stride;
     if (kv.type == KVType::kFloat16) {
       kernels.store_half(from, static_cast<std::uint16_t*>(base) + to, kv.head_dim);
@@ -98,7 +100,7 @@ void qkv(Runtime& runtime, const LayerWeights& layer, const RopeTables& rope, co
       }
     } else {
       const KVView view = kv.head(index, is_key ? kv_head : kv_head - shape.num_kv_heads);
-      store_kv(kernels, kv, is_key ? view.keys : view.values, slots, p);
+      store_kv(kernels, kv, view, is_key ? view.keys : view.values, slots, p);
     }
   });
 }
@@ -126,6 +128,29 @@ void mlp(Runtime& runtime, const LayerWeights& layer, int num_tokens, float* hid
     runtime.kernels().silu_mul(p.tile, p.tokens, inner, p.token, p.row / (2 * kGroup));
   });
   add_product(runtime, inner, down, num_tokens, hidden);
+}
+
+void run_layers(Runtime& runtime, const std::vector<const LayerWeights*>& layers, const RopeTables& rope,
+                const BatchView& batch, const std::int64_t* slots, const KVCacheView& kv, float* hidden) {
+  const bool exact = runtime.precision() == Precision::kExact;
+  BatchView seen = batch;  // what the plan refers to
+  std::unique_ptr<AttentionPlan> plan;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const LayerWeights& layer = *layers[i];
+    const DecoderShape& shape = layer.shape;
+    const int tokens = batch.num_tokens, index = static_cast<int>(i);
+    const std::size_t floats = at(tokens, shape.num_heads * shape.head_dim);
+    float* query = runtime.queries().get<float>(floats);
+    float* context = runtime.contexts().get<float>(floats);
+    if (!plan || seen.window != shape.window) {
+      seen.window = shape.window;
+      plan = std::make_unique<AttentionPlan>(shape.num_heads, kv, seen, runtime.pool().size(), exact);
+    }
+    qkv(runtime, layer, rope, hidden, batch.positions, slots, tokens, kv, index, query);
+    plan->run(runtime, query, context, index);
+    attention_output(runtime, layer, context, tokens, hidden);
+    mlp(runtime, layer, tokens, hidden);
+  }
 }
 
 void logits(Runtime& runtime, const HeadWeights& head, const float* hidden, const std::int32_t* indices, int count,

@@ -55,6 +55,9 @@ void qkv(Runtime&, const LayerWeights&, const RopeTables&, const float* hidden, 
          const std::int64_t* slots, int num_tokens, const KVCacheView&, int layer, float* query);
 void attention_output(Runtime&, const LayerWeights&, const float* context, int num_tokens, float* hidden);
 void mlp(Runtime&, const LayerWeights&, int num_tokens, float* hidden);
+// The four above for each of `layers`, which lie in the K/V memory in this order.
+void run_layers(Runtime&, const std::vector<const LayerWeights*>& layers, const RopeTables&, const BatchView&,
+                const std::int64_t* slots, const KVCacheView&, float* hidden);
 // out: (count, vocab), for the rows `indices` of hidden.
 void logits(Runtime&, const HeadWeights&, const float* hidden, const std::int32_t* indices, int count, float* out);
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv_format.hpp"
+
 namespace ostinato {
 
 inline constexpr int kPanel = 16;      // weight rows that lie interleaved
@@ -61,13 +63,24 @@ enum class KVType : std::uint8_t { kFloat32, kFloat16 };
 
 inline constexpr int kNoWindow = 1 << 30;  // a sliding window wider than any sequence
 
-// Where one layer's keys or values of one head lie: token j of block b at base + b * block_stride + j * head_dim.
+// Where one layer's keys or values of one head lie: token j of block b at base + b * block_stride + j * head_dim. In a
+// quantised memory these are the open blocks, and block b stands at open_slot[b]; where that is negative it is sealed.
 struct KVView {
   void* keys = nullptr;
   void* values = nullptr;
   std::ptrdiff_t block_stride = 0;  // elements from one block to the next
   int block_size = 0;
   KVType type = KVType::kFloat16;
+  SealedFormat sealed = SealedFormat::kNone;
+  const std::int32_t* open_slot = nullptr;  // null if there are no sealed blocks
+  const std::uint8_t* sealed_keys = nullptr;    // the head's record in block 0
+  const std::uint8_t* sealed_values = nullptr;
+  std::ptrdiff_t sealed_stride = 0;  // bytes from one block to the next
+
+  bool is_sealed(int block) const { return open_slot != nullptr && open_slot[block] < 0; }
+  std::ptrdiff_t open_offset(int block) const {
+    return (open_slot != nullptr ? open_slot[block] : block) * block_stride;
+  }
 };
 
 // Some query rows against one range of keys of one K/V head.
@@ -90,6 +103,7 @@ struct AttentionItem {
   // Otherwise per row (token-major, then head of the group): head_dim sums, then the maximum and the total
   // weight that belong to them.
   float* partial = nullptr;
+  const AttentionItem* next = nullptr;  // whose first keys are worth fetching meanwhile, or null
 };
 
 inline constexpr int partial_stride(int head_dim) { return head_dim + kHeadPad; }
@@ -98,6 +112,12 @@ inline constexpr int kMaxItemRows = 192;  // query rows (tokens x heads of the g
 // Floats that attend() needs: three K/V tiles, queries, sums and a little for each row.
 inline constexpr int attention_scratch(int head_dim) {
   return (3 * 64 + 2 * (kMaxItemRows + 16)) * head_dim + (kMaxItemRows + 16) * 18 + 16 * 64 + 64;
+}
+
+// Floats that attention_mass() needs: two K tiles, queries, scores, and two of each block for each row.
+inline constexpr std::size_t mass_scratch(int head_dim, int rows, int blocks) {
+  const std::size_t padded = static_cast<std::size_t>(rows) + 16;
+  return (2 * 64 + padded) * static_cast<std::size_t>(head_dim) + 16 * 64 + padded * (2 * static_cast<std::size_t>(blocks) + 40);
 }
 
 // How a head of q, k or v is finished after its projection.
@@ -132,6 +152,13 @@ struct KernelTable {
   void (*attend)(const AttentionItem&, float* scratch);
   // Joins `parts` partial rows, `part_stride` floats apart, into one normalised row.
   void (*merge)(const float* const* parts, int count, int head_dim, float* out);
+  // The attention weights of all rows of an item, summed by block: mass[i] belongs to the i-th block from that of
+  // key_begin on. The item's keys are all that its rows see. `scratch` holds mass_scratch() floats.
+  void (*attention_mass)(const AttentionItem&, float* mass, float* scratch);
+  // The first `tokens` fp16 rows of a block to a sealed record, zeros behind them; and all rows back, for which
+  // `scratch` holds a float for each element.
+  void (*seal_record)(const RecordLayout&, KVPart, const std::uint16_t* rows, int tokens, std::uint8_t* record);
+  void (*open_record)(const RecordLayout&, KVPart, const std::uint8_t* record, std::uint16_t* rows, float* scratch);
 };
 
 inline constexpr int kGemmBlock = 8;  // groups of weights that are dequantised at once

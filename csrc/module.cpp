@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "checks.hpp"
+#include "crc32c.hpp"
 #include "decoder_ops.hpp"
+#include "kv_bindings.hpp"
 #include "sampling.hpp"
 #include "sha256.hpp"
 
@@ -65,22 +68,6 @@ void put_rows(PackedMatrix& matrix, const std::string& encoding_name, Array<cons
   for (std::size_t i = 0; i < rows.shape(0); ++i) {
     matrix.put(targets.data()[i], encoding, rows.data() + i * rows.shape(1));
   }
-}
-
-KVCacheView kv_view(nb::ndarray<nb::ndim<6>, nb::c_contig, nb::device::cpu>& kv) {
-  const bool floats = kv.dtype().code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float);
-  if (kv.shape(2) != 2 || !floats || (kv.itemsize() != 2 && kv.itemsize() != 4)) {
-    throw std::invalid_argument("K/V must be (blocks, layers, 2, kv heads, block size, head dim) of fp16 or fp32");
-  }
-  KVCacheView view;
-  view.data = kv.data();
-  view.num_blocks = checked_int(kv.shape(0));
-  view.type = kv.itemsize() == 2 ? KVType::kFloat16 : KVType::kFloat32;
-  view.num_layers = checked_int(kv.shape(1));
-  view.num_kv_heads = checked_int(kv.shape(3));
-  view.block_size = checked_int(kv.shape(4));
-  view.head_dim = checked_int(kv.shape(5));
-  return view;
 }
 
 void bind_weights(nb::module_& m) {
@@ -158,7 +145,6 @@ void bind_layers(nb::module_& m) {
   nb::class_<RopeTables>(m, "RopeTables").def("__init__", &make_rope);
 }
 
-using KVArray = nb::ndarray<nb::ndim<6>, nb::c_contig, nb::device::cpu>;
 using Bytes2 = Array<std::uint8_t, 2>;
 
 template <class A>
@@ -176,12 +162,17 @@ void run_embed(Runtime& self, const HeadWeights& head, ConstInts1 ids, Floats2 h
   const int tokens = checked_int(ids.size());
   require(has_shape(hidden, ids.size(), embedding.cols), "embed: shapes do not fit");
   check_range(ids.data(), tokens, embedding.rows, "a token id lies outside the vocabulary");
-  nb::gil_scoped_release release;
+  // The rows of a decode step are looked up sooner than the lock could be taken back from a thread that serves HTTP.
+  constexpr int kMostUnderLock = 32;
+  std::optional<nb::gil_scoped_release> release;
+  if (tokens > kMostUnderLock) release.emplace();
   embed(self, head, ids.data(), tokens, hidden.data());
 }
 
+// KV is a KVArray or a QuantisedKV, here and below.
+template <class KV>
 void run_qkv(Runtime& self, const LayerWeights& layer, const RopeTables& rope, ConstFloats2 hidden,
-             ConstInts1 positions, ConstLongs1 slots, KVArray kv, int index, Floats3 query) {
+             ConstInts1 positions, ConstLongs1 slots, const KV& kv, int index, Floats3 query) {
   const KVCacheView view = kv_view(kv);
   const DecoderShape& shape = layer.shape;
   const std::size_t size = positions.size();
@@ -191,33 +182,85 @@ void run_qkv(Runtime& self, const LayerWeights& layer, const RopeTables& rope, C
           "qkv: shapes do not fit");
   check_kv(view, shape.num_kv_heads, shape.head_dim, index);
   check_range(positions.data(), tokens, rope.max_position, "a position lies beyond the rotation tables");
-  check_range(slots.data(), tokens, static_cast<std::int64_t>(view.num_blocks) * view.block_size,
-              "a slot lies outside the K/V memory");
+  check_slots(slots.data(), tokens, view);
   nb::gil_scoped_release release;
   qkv(self, layer, rope, hidden.data(), positions.data(), slots.data(), tokens, view, index, query.data());
 }
 
-void run_attention(Runtime& self, const LayerWeights& layer, ConstFloats3 query, ConstInts1 positions,
-                   ConstInts1 query_start, ConstInts2 block_tables, KVArray kv, int index, Floats3 output) {
-  const KVCacheView view = kv_view(kv);
-  const DecoderShape& shape = layer.shape;
-  const std::size_t size = positions.size();
-  require(has_shape(query, size, shape.num_heads, shape.head_dim) &&
-              has_shape(output, size, shape.num_heads, shape.head_dim) && query_start.size() >= 1 &&
-              block_tables.shape(0) + 1 == query_start.size(),
-          "attention: shapes do not fit");
-  check_kv(view, shape.num_kv_heads, shape.head_dim, index);
+BatchView batch_view(const ConstInts1& positions, const ConstInts1& query_start, const ConstInts2& block_tables) {
   BatchView batch;
   batch.positions = positions.data();
   batch.query_start = query_start.data();
   batch.block_tables = block_tables.data();
-  batch.num_tokens = checked_int(size);
+  batch.num_tokens = checked_int(positions.size());
   batch.num_requests = checked_int(block_tables.shape(0));
   batch.max_blocks = checked_int(block_tables.shape(1));
+  return batch;
+}
+
+BatchView checked_batch(const DecoderShape& shape, ConstInts1 positions, ConstInts1 query_start,
+                        ConstInts2 block_tables, const KVCacheView& kv, int index) {
+  require(query_start.size() >= 1 && block_tables.shape(0) + 1 == query_start.size(),
+          "attention: a request needs a row of block_tables and an end in query_start");
+  check_kv(kv, shape.num_kv_heads, shape.head_dim, index);
+  BatchView batch = batch_view(positions, query_start, block_tables);
   batch.window = shape.window;
-  check_batch(batch, view);
+  check_batch(batch, kv);
+  return batch;
+}
+
+template <class KV>
+void run_attention(Runtime& self, const LayerWeights& layer, ConstFloats3 query, ConstInts1 positions,
+                   ConstInts1 query_start, ConstInts2 block_tables, const KV& kv, int index, Floats3 output) {
+  const KVCacheView view = kv_view(kv);
+  const DecoderShape& shape = layer.shape;
+  require(has_shape(query, positions.size(), shape.num_heads, shape.head_dim) &&
+              has_shape(output, positions.size(), shape.num_heads, shape.head_dim),
+          "attention: shapes do not fit");
+  const BatchView batch = checked_batch(shape, positions, query_start, block_tables, view, index);
   nb::gil_scoped_release release;
   paged_attention(self, query.data(), output.data(), shape.num_heads, view, index, batch);
+}
+
+template <class KV>
+void run_all_layers(Runtime& self, nb::list layers, const RopeTables& rope, Floats2 hidden, ConstInts1 positions,
+                    ConstLongs1 slots, ConstInts1 query_start, ConstInts2 block_tables, const KV& kv) {
+  const KVCacheView view = kv_view(kv);
+  const std::size_t size = positions.size();
+  require(slots.size() == size && query_start.size() >= 1 && block_tables.shape(0) + 1 == query_start.size(),
+          "layers: shapes do not fit");
+  BatchView batch = batch_view(positions, query_start, block_tables);
+  check_range(positions.data(), batch.num_tokens, rope.max_position, "a position lies beyond the rotation tables");
+  check_slots(slots.data(), batch.num_tokens, view);
+  std::vector<const LayerWeights*> all;
+  for (nb::handle item : layers) {
+    const LayerWeights& layer = nb::cast<const LayerWeights&>(item);
+    const DecoderShape& shape = layer.shape;
+    require(has_shape(hidden, size, shape.hidden_size) && rope.half == shape.head_dim / 2,
+            "layers: shapes do not fit");
+    check_kv(view, shape.num_kv_heads, shape.head_dim, checked_int(all.size()));
+    require(all.empty() || shape.num_heads == all.front()->shape.num_heads, "layers: heads differ");
+    // The widest window reads every block that a narrower one does.
+    batch.window = all.empty() ? shape.window : std::max(batch.window, shape.window);
+    all.push_back(&layer);
+  }
+  check_batch(batch, view);
+  nb::gil_scoped_release release;
+  run_layers(self, all, rope, batch, slots.data(), view, hidden.data());
+}
+
+template <class KV>
+void run_attention_mass(Runtime& self, const LayerWeights& layer, ConstFloats3 query, ConstInts1 positions,
+                        ConstInts1 query_start, ConstInts2 block_tables, const KV& kv, int index, int observed,
+                        Floats2 sums) {
+  const KVCacheView view = kv_view(kv);
+  const DecoderShape& shape = layer.shape;
+  require(has_shape(query, positions.size(), shape.num_heads, shape.head_dim) && observed >= 0 &&
+              sums.shape(0) == block_tables.shape(0) && sums.shape(1) == block_tables.shape(1),
+          "attention_mass: shapes do not fit");
+  const BatchView batch = checked_batch(shape, positions, query_start, block_tables, view, index);
+  nb::gil_scoped_release release;
+  attention_mass(self, query.data(), shape.num_heads, view, index, batch, observed, sums.data());
 }
 
 void run_attention_output(Runtime& self, const LayerWeights& layer, ConstFloats3 context, Floats2 hidden) {
@@ -276,6 +319,26 @@ void run_top_k(Runtime& self, ConstFloats2 logits, float scale, Array<std::int32
   top_k(self, logits.data(), count, vocab, best, scale, ids.data(), values.data(), log_sums.data());
 }
 
+void run_draw(Runtime& self, ConstFloats2 logits, Array<const std::int32_t, 1> rows, Array<const float, 1> temperatures,
+              Array<const std::int32_t, 1> top_ks, Array<const float, 1> min_ps, Array<const double, 1> top_ps,
+              Array<const double, 1> uniforms, Array<std::int32_t, 1> ids) {
+  const std::size_t count = ids.size();
+  if (rows.size() != count || temperatures.size() != count || top_ks.size() != count || min_ps.size() != count ||
+      top_ps.size() != count || uniforms.size() != count || logits.shape(1) < 1) {
+    throw std::invalid_argument("draw: shapes do not fit");
+  }
+  std::vector<Draw> draws;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (rows(i) < 0 || static_cast<std::size_t>(rows(i)) >= logits.shape(0) || !(temperatures(i) > 0)) {
+      throw std::invalid_argument("draw: no such row, or a temperature that is not positive");
+    }
+    draws.push_back({temperatures(i), top_ks(i), min_ps(i), top_ps(i), uniforms(i)});
+  }
+  const int vocab = checked_int(logits.shape(1)), drawn = checked_int(count);
+  nb::gil_scoped_release release;
+  draw(self, logits.data(), vocab, rows.data(), draws.data(), drawn, ids.data());
+}
+
 void run_hash_blocks(nb::bytes tag, nb::bytes parent, Array<const std::uint32_t, 1> tokens, int block_size,
                      Bytes2 out) {
   if (block_size < 1) throw std::invalid_argument("block_size must be at least 1");
@@ -286,6 +349,11 @@ void run_hash_blocks(nb::bytes tag, nb::bytes parent, Array<const std::uint32_t,
   const std::size_t tag_size = tag.size(), parent_size = parent.size();
   nb::gil_scoped_release release;
   hash_blocks(tag_data, tag_size, parent_data, parent_size, tokens.data(), size, blocks, out.data());
+}
+
+std::uint32_t run_crc32c(Array<const std::uint8_t, 1> data) {
+  nb::gil_scoped_release release;
+  return crc32c(data.data(), data.size());
 }
 
 void bind_operations(nb::module_& m) {
@@ -299,15 +367,23 @@ void bind_operations(nb::module_& m) {
       .def_prop_ro("isa", [](const Runtime& self) { return self.kernels().name; })
       .def_prop_ro("threads", [](Runtime& self) { return self.pool().size(); })
       .def("embed", &run_embed, any, same, same)
-      .def("qkv", &run_qkv, any, any, same, same, same, same, any, same)
-      .def("attention", &run_attention, any, same, same, same, same, same, any, same)
+      .def("qkv", &run_qkv<KVArray>, any, any, same, same, same, same, any, same)
+      .def("qkv", &run_qkv<QuantisedKV>, any, any, same, same, same, any, any, same)
+      .def("attention", &run_attention<KVArray>, any, same, same, same, same, same, any, same)
+      .def("attention", &run_attention<QuantisedKV>, any, same, same, same, same, any, any, same)
+      .def("attention_mass", &run_attention_mass<KVArray>, any, same, same, same, same, same, any, any, same)
+      .def("attention_mass", &run_attention_mass<QuantisedKV>, any, same, same, same, same, any, any, any, same)
       .def("attention_output", &run_attention_output, any, same, same)
       .def("mlp", &run_mlp, any, same)
+      .def("layers", &run_all_layers<KVArray>, any, any, same, same, same, same, same, same)
+      .def("layers", &run_all_layers<QuantisedKV>, any, any, same, same, same, same, same, any)
       .def("logits", &run_logits, any, same, same, same)
       .def("linear", &run_linear, any, same, same)
-      .def("top_k", &run_top_k, same, any, same, same, same);
+      .def("top_k", &run_top_k, same, any, same, same, same)
+      .def("draw", &run_draw, same, same, same, same, same, same, same, same);
   m.def("usable_cpus", &usable_cpus);
   m.def("hash_blocks", &run_hash_blocks, any, any, same, any, same);
+  m.def("crc32c", &run_crc32c, same);
 }
 
 }  // namespace
@@ -317,5 +393,6 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   bind_weights(m);
   bind_layers(m);
+  bind_kv(m);
   bind_operations(m);
 }

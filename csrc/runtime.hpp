@@ -68,6 +68,8 @@ class Runtime {
                       const MatrixView& weights);
 
   Buffer& partials() { return partials_; }
+  Buffer& queries() { return queries_; }
+  Buffer& contexts() { return contexts_; }
 
  private:
   const KernelTable* kernels_;
@@ -76,6 +78,8 @@ class Runtime {
   std::vector<Buffer> scratch_;
   Buffer activations_[2];
   Buffer partials_;
+  Buffer queries_;
+  Buffer contexts_;
 };
 
 // What is done with a finished piece of a product: rows [row, row + rows) of the matrix for tokens

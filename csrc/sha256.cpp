@@ -110,21 +110,26 @@ Compress choose() {
 void hash_blocks(const std::uint8_t* tag, std::size_t tag_bytes, const std::uint8_t* parent, std::size_t parent_bytes,
                  const std::uint32_t* tokens, std::size_t block_size, std::size_t blocks, std::uint8_t* out) {
   static const Compress compress = choose();
+  // The message with its padding: 0x80, zeros, and the length in bits as big-endian u64. After the first block only
+  // the parent's hash and the tokens change, so it is laid out anew only if its length does.
+  std::vector<std::uint8_t> message;
+  std::size_t laid_out = 0;
   for (std::size_t i = 0; i < blocks; ++i) {
     const std::size_t link = i == 0 ? parent_bytes : 32;
     const std::size_t length = tag_bytes + link + 4 * block_size;
-    // The message with its padding: 0x80, zeros, and the length in bits as big-endian u64.
-    const std::size_t chunks = (length + 9 + 63) / 64;
-    std::vector<std::uint8_t> message(chunks * 64, 0);
-    std::memcpy(message.data(), tag, tag_bytes);
+    if (length != laid_out) {
+      message.assign((length + 9 + 63) / 64 * 64, 0);
+      std::memcpy(message.data(), tag, tag_bytes);
+      message[length] = 0x80;
+      const std::uint64_t bits = __builtin_bswap64(static_cast<std::uint64_t>(length) * 8);
+      std::memcpy(message.data() + message.size() - 8, &bits, 8);
+      laid_out = length;
+    }
     std::memcpy(message.data() + tag_bytes, i == 0 ? parent : out + 32 * (i - 1), link);
     std::memcpy(message.data() + tag_bytes + link, tokens + i * block_size, 4 * block_size);
-    message[length] = 0x80;
-    const std::uint64_t bits = __builtin_bswap64(static_cast<std::uint64_t>(length) * 8);
-    std::memcpy(message.data() + chunks * 64 - 8, &bits, 8);
     std::uint32_t state[8];
     std::memcpy(state, kInitial, 32);
-    compress(state, message.data(), chunks);
+    compress(state, message.data(), message.size() / 64);
     for (int k = 0; k < 8; ++k) {
       const std::uint32_t word = swap_bytes(state[k]);
       std::memcpy(out + 32 * i + 4 * k, &word, 4);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,34 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.engines import Bench
 from benchmarks.peers import inside
 from benchmarks.peers.adapters import PEERS, build_engines
 from benchmarks.peers.chart import save_chart
-from benchmarks.peers.contract import Engine, EngineError
 from benchmarks.peers.counts import ModelCounts, work_of
-from benchmarks.peers.figures import Scenario, scenarios
+from benchmarks.peers.figures import LOADS, Scenario, scenarios
 from benchmarks.peers.install import RECIPES, install
+from benchmarks.peers.journal import Journal, JournalError
 from benchmarks.peers.limits import Limits, measure_limits
 from benchmarks.peers.prompts import PromptMaker
-from benchmarks.peers.runner import Results, measure, start_all
-from benchmarks.peers.table import Row, comparison_table, make_row, row_json
-from benchmarks.report import RESULTS, Table, machine, save
+from benchmarks.peers.runner import Plan, Results, measure, start_all
+from benchmarks.peers.table import Row, comparison_table, make_row, note, row_json
+from benchmarks.report import RESULTS, machine, save
 from ostinato.config import load_config
 from ostinato.models.loader import read_config
 from ostinato.models.registry import resolve_model
 from ostinato.models.tokenizer_gguf import tokenizer_from_gguf
 from ostinato.models.weights.gguf_format import read_header
 
+_LARGE_FILE = 256 << 20
+"""Bytes of a model file above which the load is reduced."""
+
 EPILOG = """\
 commands
   python -m benchmarks.peers                      measure everything that is installed
   python -m benchmarks.peers --quick              smaller loads, one round: minutes instead of an hour
+  python -m benchmarks.peers --resume             go on with a run that was broken off
   python -m benchmarks.peers --only prefill-512 shared
+  python -m benchmarks.peers --model qwen2.5-coder-0.5b-instruct
   python -m benchmarks.peers --peers openvino     Ostinato and this peer only
   python -m benchmarks.peers list                 peers, and what each costs to install
   python -m benchmarks.peers install llamacpp openvino
@@ -44,6 +49,8 @@ how it measures
   them). Engines take turns, in an order that rotates, and are stopped (SIGSTOP) while another has its turn.
   Figures are medians; the load average before each round is saved with them. Close other programs first.
   The machine's limits are measured in the same run, and each figure is also given as a share of them.
+  An engine whose turn in a scenario takes longer than --patience has no further one there; the table says so.
+  Every turn is written down as it ends, and --resume takes those that are missing.
 
 A peer that is not installed is left out by name. Results go to benchmarks/results/; those of --quick and
 --only under names of their own.
@@ -78,7 +85,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("command", nargs="*", help="nothing (measure), list, or install NAME …")
     parser.add_argument("--peers", nargs="*", choices=names, default=names, help="default: all")
     parser.add_argument("--only", nargs="+", metavar="SCENARIO", help="scenarios to run, by name")
-    parser.add_argument("--quick", action="store_true", help="small loads, one round")
+    parser.add_argument(
+        "--load",
+        choices=LOADS,
+        help=f"scenarios (default: full, for files above {_LARGE_FILE >> 20} MiB reduced)",
+    )
+    parser.add_argument(
+        "--quick", action="store_const", const="quick", dest="load", help="--load quick, one round"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=120.0, metavar="S", help="seconds a turn (default 120)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on where the last run stopped")
     parser.add_argument("--repeats", type=int, help="rounds (default 3; with --quick 1)")
     parser.add_argument("--model", help="a name or a GGUF file (default: the default model)")
     parser.add_argument("--venvs", type=Path, help="peers' folder (default: DATA_DIR/peers)")
@@ -96,7 +114,7 @@ def _arguments() -> argparse.Namespace:
     if unknown := set(command[1:]) - set(RECIPES):
         parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(RECIPES)}")
     if arguments.only:
-        known = [scenario.name for scenario in scenarios(quick=arguments.quick)]
+        known = sorted({scenario.name for load in LOADS for scenario in scenarios(load)})
         if unknown := set(arguments.only) - set(known) - {"inside"}:
             parser.error(
                 f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(known)}, inside"
@@ -108,58 +126,85 @@ def _run(
     arguments: argparse.Namespace, model: str, file: Path, peers_dir: Path, data_dir: Path
 ) -> None:
     console = Console(soft_wrap=True)
-    before = machine()
     say: Callable[[str], None] = lambda text: console.print(text, markup=False)  # noqa: E731
-    repeats = arguments.repeats or (1 if arguments.quick else 3)
-    chosen = [
-        scenario
-        for scenario in scenarios(quick=arguments.quick)
-        if not arguments.only or scenario.name in arguments.only
-    ]
+    before = machine()
+    load = arguments.load or ("reduced" if file.stat().st_size > _LARGE_FILE else "full")
+    plan = Plan(
+        [one for one in scenarios(load) if not arguments.only or one.name in arguments.only],
+        arguments.repeats or (1 if load == "quick" else 3),
+        arguments.patience,
+    )
+    name = "peers_" + file.stem.lower().replace(".", "-")
+    name += ("_quick" if load == "quick" else "") + ("_partial" if arguments.only else "")
+    journal = Journal(RESULTS / f"{name}.journal.jsonl")
+    results, seed = _open(journal, arguments.resume, file, plan)
     limits = measure_limits()
     say(f"limits of this machine: {limits.as_dict()}")
-    maker = PromptMaker(tokenizer_from_gguf(read_header(file).metadata))
+    maker = PromptMaker(tokenizer_from_gguf(read_header(file).metadata), seed)
     environment = dict(setting.split("=", 1) for setting in arguments.setting)
     engines = build_engines(
         arguments.peers, model=model, file=file, peers_dir=peers_dir, environment=environment
     )
-    results = Results()
     try:
-        running = start_all(engines, maker, results, say) if chosen else []
-        measure(running, chosen, maker, repeats, results, say)
+        wanted = [engine for engine in engines if plan.wants(engine, results)]
+        running = start_all(wanted, maker, results, say) if plan.scenarios else []
+        measure(running, plan, maker, results, journal.add, say)
     finally:
         for engine in engines:
             engine.stop()
     limits = limits.best(measure_limits())  # so that a neighbour's burst does not lower them
     counts = ModelCounts.of(read_config(file), file, data_dir)
-    rows, figures = judge(chosen, running, results, counts, limits)
-    titles = {engine.name: engine.title for engine in running}
-    tables = [comparison_table(rows, titles, _note(repeats, results))] if rows else []
-    raw: dict[str, Any] = {"repeats": repeats, "limits": limits.as_dict(), "figures": figures}
-    raw |= _facts(results)
+    titles = {engine.name: engine.title for engine in engines if results.has(engine.name)}
+    rows, figures = judge(plan.scenarios, list(titles), results, counts, limits)
+    tables = [comparison_table(rows, titles, note(plan, results))] if rows else []
+    raw = {
+        "repeats": plan.rounds,
+        "prompt_seed": seed,
+        "limits": limits.as_dict(),
+        "figures": figures,
+    }
+    raw |= results.facts()
     if not arguments.only or "inside" in arguments.only:
-        table, inner = _inside(arguments, model, maker, peers_dir, repeats)
+        steps = 40 if load == "quick" else 100
+        table, raw["inside"] = inside.measure_inside(model, maker, peers_dir, plan.rounds, steps)
         tables.append(table)
-        raw["inside"] = inner
     for table in tables:
         console.print(Markdown(table.markdown()))
-    name = "peers_" + file.stem.lower().replace(".", "-")
-    name += ("_quick" if arguments.quick else "") + ("_partial" if arguments.only else "")
     path = save(name, before, tables, raw)
     pictures = save_chart(rows, titles, RESULTS / name) if rows else []
+    journal.remove()
     say("Saved " + ", ".join(f"benchmarks/results/{one.name}" for one in (path, *pictures)))
+
+
+def _open(journal: Journal, resume: bool, file: Path, plan: Plan) -> tuple[Results, int]:
+    """What an empty journal holds, or that of a run that was broken off; and the seed of the prompts.
+
+    Every run has prompts of its own: an engine that keeps its cache on disk knows those of earlier runs.
+    """
+    results, seed = Results(), secrets.randbits(32)
+    names = [scenario.name for scenario in plan.scenarios]
+    facts = {"model": file.name, "scenarios": names, "figures": plan.figure_titles()}
+    if not resume:
+        journal.begin(facts, seed)
+        return results, seed
+    try:
+        seed, turns = journal.resume(facts)
+    except JournalError as error:
+        raise SystemExit(str(error)) from error
+    for turn in turns:
+        results.record(turn)
+    return results, seed
 
 
 def judge(
     chosen: Sequence[Scenario],
-    engines: Sequence[Engine],
+    names: Sequence[str],
     results: Results,
     counts: ModelCounts,
     limits: Limits,
 ) -> tuple[list[Row], dict[str, Any]]:
     """A row for each figure, and all that is known of it."""
     rows, figures = [], {}
-    names = [engine.name for engine in engines]
     for scenario in chosen:
         work = work_of(scenario, counts)
         for figure in scenario.figures():
@@ -168,56 +213,6 @@ def judge(
             rows.append(row)
             figures[figure.key] = row_json(row, results, least, limits)
     return rows, figures
-
-
-def _facts(results: Results) -> dict[str, Any]:
-    return {
-        "left_out": results.left_out,
-        "failures": results.failures,
-        "load_average_before_each_round": results.loads,
-        "start_seconds": results.start_seconds,
-    }
-
-
-def _note(repeats: int, results: Results) -> str:
-    loads = results.loads
-    note = f"Medians of {repeats}, engines in turns; load average {min(loads)}–{max(loads)}."
-    for name, reason in results.left_out.items():
-        note += f"\nLeft out: {name} ({reason.splitlines()[0][:120]})."
-    for key, reason in results.failures.items():
-        note += f"\nFailed: {key} ({reason.splitlines()[0][:120]})."
-    return note
-
-
-def _inside(
-    arguments: argparse.Namespace, model: str, maker: PromptMaker, peers_dir: Path, repeats: int
-) -> tuple[Table, dict[str, Any]]:
-    """What a client cannot see."""
-    table = Table("Ostinato from inside", ("figure", "value", "goal"))
-    bench = Bench.load(arguments.model)
-    raw: dict[str, Any] = {"overhead": [], "index": {}, "start_seconds": []}
-    for streams in (1, 16):
-        seen = inside.overhead(bench, maker, streams, 40 if arguments.quick else 100)
-        raw["overhead"].append(seen)
-        text = f"{seen['share']:.1%} ({seen['outside_ms']:.2f} of {seen['step_ms']:.2f} ms)"
-        table.rows.append((f"decode step outside kernels, {streams} streams", text, "≤ 10 %"))
-    raw["index"] = inside.index_times(max(repeats, 3), peers_dir)
-    for title, found in raw["index"].items():
-        value = f"{found['ms']:.2f} ms" if "ms" in found else found["missing"]
-        if what := found.get("what"):
-            value += f" ({what})"
-        goal = "≤ 10 ms" if title.startswith("Ostinato") else "–"
-        table.rows.append((f"match + hash + insert, 100,000 tokens: {title}", value, goal))
-    try:
-        first, *others = inside.start_times(model, peers_dir / "logs", repeats)
-    except EngineError as error:
-        table.rows.append(("start of `ostinato serve`", str(error), "≤ 1.5 s"))
-        return table, raw
-    raw["start_seconds"] = [first, *others]
-    table.rows.append(("`ostinato serve` to ready, first start", f"{first:.2f} s", "–"))
-    again = sorted(others)[len(others) // 2]
-    table.rows.append(("`ostinato serve` to ready, second start", f"{again:.2f} s", "≤ 1.5 s"))
-    return table, raw
 
 
 if __name__ == "__main__":

@@ -180,9 +180,13 @@ def joint_rate(completions: Sequence[Completion]) -> float:
     return tokens / (end - begin)
 
 
-def scenarios(*, quick: bool) -> list[Scenario]:
-    """Everything, or a smaller load of each kind."""
-    if quick:
+LOADS = ("full", "reduced", "quick")
+"""The whole table, what a larger model can run in about the same time, a first look."""
+
+
+def scenarios(load: str) -> list[Scenario]:
+    """The scenarios of one of `LOADS`."""
+    if load == "quick":
         return [
             Prefill(512),
             Prefill(2048, warm=True),
@@ -190,12 +194,12 @@ def scenarios(*, quick: bool) -> list[Scenario]:
             Streams(64, 24),
             Shared(512, 32, 16),
         ]
+    long: list[Scenario] = [Prefill(2048), Prefill(8000, warm=True)]
     return [
         Prefill(512),
-        Prefill(2048),
-        Prefill(8000, warm=True),
+        *(long if load == "full" else [Prefill(2048, warm=True)]),
         Decode(64, 128),
-        Decode(4096, 128),
+        *([Decode(4096, 128)] if load == "full" else []),
         Streams(64, 64),
         Shared(1024, 64, 64),
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.peers.contract import EngineError
 
 _STOP_SECONDS = 20
-_LOG_TAIL = 600
+_LOG_TAIL = 300
 
 
 def usable_cores() -> int:
@@ -96,9 +96,9 @@ class PeerProcess:
                     stream.close()
 
     def failure(self, what: str) -> EngineError:
-        """An error that ends with what the program said last."""
-        tail = self._log.read_text(errors="replace").strip()[-_LOG_TAIL:]
-        return EngineError(f"{what}; log {self._log.name} ends: {tail}")
+        """An error that ends with what the program said last; all of it stays in the log."""
+        lines = self._log.read_text(errors="replace").strip().splitlines() or ["nothing"]
+        return EngineError(f"{what}: {lines[-1][-_LOG_TAIL:]} ({self._log.name})")
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

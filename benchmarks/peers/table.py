@@ -9,10 +9,12 @@ from typing import Any
 from benchmarks.peers.counts import Work, as_json, share_of_limit
 from benchmarks.peers.figures import Figure
 from benchmarks.peers.limits import Limits
-from benchmarks.peers.runner import Results
+from benchmarks.peers.runner import Plan, Results
 from benchmarks.report import Table
 
 OWN = "ostinato"
+_REASON = 200
+"""Characters of an error that the table shows."""
 _UNITS = {"ms": 1e-3, "s": 1.0}
 """Of the figures that are times, by the last word of their titles."""
 
@@ -98,6 +100,26 @@ def comparison_table(rows: Sequence[Row], titles: Mapping[str, str], note: str) 
             )
         )
     return table
+
+
+def note(plan: Plan, results: Results) -> str:
+    """How it was measured, and what is missing."""
+    loads = results.loads.values()
+    lines = [f"Medians of {plan.rounds}, engines in turns; load average {min(loads)}–{max(loads)}."]
+    slow = [f"{place} ({s:.0f} s)" for place, s in results.slowest.items() if s > plan.patience]
+    if slow and plan.rounds > 1:
+        lines.append(
+            f"Measured once, since a turn takes more than {plan.patience:g} s: {', '.join(slow)}."
+        )
+    for name, reason in results.left_out.items():
+        lines.append(f"Left out: {name} ({_short(reason)}).")
+    for place, reason in results.failures.items():
+        lines.append(f"Failed: {place} ({_short(reason)}).")
+    return "\n".join(lines)
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:_REASON].rstrip(".:")
 
 
 def _goal(figure: Figure) -> float:

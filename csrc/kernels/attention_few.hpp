@@ -1,28 +1,19 @@
 // A few query rows (decode: the heads of one group) against a range of keys.
 //
 // Bound by reading K and V, so nothing is re-packed: keys are converted in registers and multiplied by up to three
-// rows at once, and the per-key sums are folded across lanes for kWidth keys together.
+// rows at once, and the per-key sums are folded across lanes for kWidth keys together. Sealed keys and values are
+// multiplied without their scales, which go to the scores, the weights or the query (kernels/attention_sealed.hpp).
 #pragma once
 
 #include "kernels.hpp"
-#include "kernels/attention_rows.hpp"
+#include "kernels/attention_bytes.hpp"
+#include "kernels/attention_sealed.hpp"
 #include "simd/simd.hpp"
 
 namespace ostinato::OSTINATO_ISA {
 
-inline constexpr int kFewRows = 6;
 inline constexpr int kHalf = kWidth / 2;
 inline constexpr int kValuesAhead = 6;
-inline constexpr int kPointers = kKeyTile + 16;  // rows of a tile and those that are only prefetched
-
-template <class T>
-OSTINATO_INLINE vf load_as_float(const T* p) {
-  if constexpr (sizeof(T) == 2) {
-    return vload_f16(p);
-  } else {
-    return vload(p);
-  }
-}
 
 // Blocks lie far apart, where no hardware prefetcher follows, and at a distance of many pages, so that the same few
 // cache sets would have to hold a tile and the next one. So the row of the next tile is fetched into L2, and the row a
@@ -45,11 +36,12 @@ OSTINATO_INLINE vf fold(vf (&x)[kHalf]) {
   return x[0];
 }
 
-// scores[r][0:kWidth] of kWidth keys; keys[j] points at key j. Even keys and odd keys fill one vector each, and
-// zipping the two brings them in order.
+// scores[r * stride + 0:kWidth] of kWidth keys; keys[j] points at key j. Even keys and odd keys fill one vector each,
+// and zipping the two brings them in order.
 template <class T, int R>
 OSTINATO_INLINE void few_scores(const T* const* keys, const T* const* next, const float* query, int dim,
-                                float* scores) {
+                                float* scores, int stride) {
+  constexpr int N = kChannels<T>;
   vf half[2][R];
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; ++odd) {
@@ -59,13 +51,17 @@ OSTINATO_INLINE void few_scores(const T* const* keys, const T* const* next, cons
 #pragma GCC unroll 8
       for (int j = 0; j < kHalf; ++j) sum[r][j] = vzero();
     }
-    for (int k = 0; k < dim; k += kWidth) {
+    for (int k = 0; k < dim / N; k += kWidth) {
 #pragma GCC unroll 8
       for (int j = 0; j < kHalf; ++j) {
-        const vf key = load_as_float(keys[2 * j + odd] + k);
+        vf key[N];
+        load_channels(keys[2 * j + odd] + k, key);
         prefetch_ahead(next[2 * j + odd], keys[2 * j + odd + kWidth], k);
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) sum[r][j] = vfma(key, vload(query + r * dim + k), sum[r][j]);
+          for (int r = 0; r < R; ++r) sum[r][j] = vfma(key[n], vload(query + r * dim + n * (dim / N) + k), sum[r][j]);
+        }
       }
     }
 #pragma GCC unroll 4
@@ -73,117 +69,206 @@ OSTINATO_INLINE void few_scores(const T* const* keys, const T* const* next, cons
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    vstore(scores + r * kKeyTile, vadd(vzip_low(half[0][r], half[1][r]), vzip_high(half[0][r], half[1][r])));
+    vstore(scores + r * stride, vadd(vzip_low(half[0][r], half[1][r]), vzip_high(half[0][r], half[1][r])));
   }
 }
 
-// sums[r] = sums[r] * old + weights[r] @ values over `count` keys.
+// sums[r] = sums[r] * old + constant[r] + weights[r] @ values over `count` keys, for V vectors of elements from `offset`
+// on.
 template <class T, int R, int V>
 OSTINATO_INLINE void few_values(const T* const* values, const T* const* next, int offset, int count,
-                                const float* weights, const Rescale& rescale, int dim, float* sums) {
-  vf sum[R][V];
+                                const float* weights, const Rescale& rescale, const float* constant, int dim,
+                                float* sums) {
+  constexpr int N = kChannels<T>;
+  const auto channel = [&](int v) { return v % N * (dim / N) + offset + v / N * kWidth; };
+  vf sum[R][V * N];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sum[r][v] = vmul(vload(sums + r * dim + v * kWidth), vset1(rescale.old_sums[r]));
+    for (int v = 0; v < V * N; ++v) {
+      vf& at = sum[r][v];
+      at = vmul(vload(sums + r * dim + channel(v)), vset1(rescale.old_sums[r]));
+      if constexpr (N > 1) at = vadd(at, vset1(constant[r]));
+    }
   }
   for (int j = 0; j < count; ++j) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const vf value = load_as_float(values[j] + offset + v * kWidth);
+      vf value[N];
+      load_channels(values[j] + offset + v * kWidth, value);
       prefetch_ahead(next[j], values[j + kValuesAhead], offset + v * kWidth);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sum[r][v] = vfma(value, vset1(weights[r * kKeyTile + j]), sum[r][v]);
+        for (int r = 0; r < R; ++r) {
+          sum[r][v * N + n] = vfma(value[n], vset1(weights[r * kKeyTile + j]), sum[r][v * N + n]);
+        }
+      }
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) vstore(sums + r * dim + v * kWidth, sum[r][v]);
+    for (int v = 0; v < V * N; ++v) vstore(sums + r * dim + channel(v), sum[r][v]);
   }
 }
 
-// Where the rows of a tile lie; those from `count` on are a readable row again, whose scores are masked.
-template <class T>
-struct TilePointers {
-  const T* keys[kPointers];
-  const T* values[kPointers];
-
-  OSTINATO_INLINE void find(const TileRows& tile) {
-    for (int j = 0; j < kPointers; ++j) {
-      const std::ptrdiff_t at = tile.offset(minimum(j, tile.count - 1));
-      keys[j] = static_cast<const T*>(tile.item.kv.keys) + at;
-      values[j] = static_cast<const T*>(tile.item.kv.values) + at;
+// Scores of R rows with a tile: [R][kKeyTile].
+template <class T, int R>
+OSTINATO_INLINE void tile_scores(const TileRows& tile, const Tile<T>& now, const Tile<T>& next, const float* query,
+                                 float* folded, float* scores) {
+  const int dim = tile.item.head_dim;
+  if constexpr (kChannels<T> == 1) {
+    for (int j = 0; j < tile.count; j += kWidth) {
+      few_scores<T, R>(now.keys + j, next.keys + j, query, dim, scores + j, kKeyTile);
     }
+    if constexpr (kIsSealed<T>) scale_tile<R>(scores, now.key_scales);
+  } else {
+    tile.each_block([&](int row, int count, int block, int) {
+      float constant[R], part[R * kWidth];
+      fold_query<R>(tile.item, block, query, folded, constant);
+      for (int j = row; j < row + count; j += kWidth) {
+        few_scores<T, R>(now.keys + j, next.keys + j, folded, dim, part, kWidth);
+        const int here = row + count - j;
+        for (int r = 0; r < R; ++r) {
+          const vf score = vadd(vload(part + r * kWidth), vset1(constant[r]));
+          if (here >= kWidth) {  // a masked store takes AVX2 tens of cycles
+            vstore(scores + r * kKeyTile + j, score);
+          } else {
+            vstore_first(scores + r * kKeyTile + j, score, here);
+          }
+        }
+      }
+    });
   }
-};
+}
 
 // R rows from `row` on through one tile.
 template <class T, int R>
-OSTINATO_INLINE void few_tile(const AttentionItem& item, const TilePointers<T>& now, const TilePointers<T>& next,
-                              int first, int count, int row, const float* query, float* scores, const RowState& state) {
-  const int dim = item.head_dim;
-  for (int j = 0; j < count; j += kWidth) {
-    few_scores<T, R>(now.keys + j, next.keys + j, query + row * dim, dim, scores + j);
-  }
-  for (int j = (count + kWidth - 1) / kWidth * kWidth; j < kKeyTile; j += kWidth) {
+OSTINATO_INLINE void few_tile(const TileRows& tile, const Tile<T>& now, const Tile<T>& next, int row,
+                              const FewScratch& scratch) {
+  const int dim = tile.item.head_dim, cells = dim / kChannels<T>;
+  const RowState& state = scratch.state;
+  float* scores = scratch.scores;
+  tile_scores<T, R>(tile, now, next, scratch.query + row * dim, scratch.folded, scores);
+  for (int j = (tile.count + kWidth - 1) / kWidth * kWidth; j < kKeyTile; j += kWidth) {
     for (int r = 0; r < R; ++r) vstore(scores + r * kKeyTile + j, vset1(kNoScore));
   }
   Visible visible[R];
-  for (int r = 0; r < R; ++r) visible[r] = visible_keys(item, row + r, first, count);
+  for (int r = 0; r < R; ++r) visible[r] = visible_keys(tile.item, row + r, tile.first, tile.count);
   Rescale rescale;
   soften<FloatMath, R>(scores, visible, state.maxima + row, state.totals + row * 16, rescale);
+  float constant[R] = {};
+  if constexpr (kChannels<T> > 1) weighted_sums<R>(scores, now.value_minima, constant);
+  if constexpr (kIsSealed<T>) scale_tile<R>(scores, now.value_scales);
   float* sums = state.sums + row * dim;
   const auto advance = [&]<int V>(int d) {
-    few_values<T, R, V>(now.values, next.values, d, count, scores, rescale, dim, sums + d);
+    few_values<T, R, V>(now.values, next.values, d, tile.count, scores, rescale, constant, dim, sums);
   };
+  constexpr int kVectors = 4 / kChannels<T>;
   int d = 0;
-  for (; d + 4 * kWidth <= dim; d += 4 * kWidth) advance.template operator()<4>(d);
-  for (; d < dim; d += kWidth) advance.template operator()<1>(d);
+  for (; d + kVectors * kWidth <= cells; d += kVectors * kWidth) advance.template operator()<kVectors>(d);
+  for (; d < cells; d += kWidth) advance.template operator()<1>(d);
 }
 
+OSTINATO_INLINE int last_key_end(const AttentionItem& item) {
+  return minimum(item.key_end, item.positions[item.tokens[item.num_tokens - 1]] + 1);
+}
+
+// What to fetch during the last tile of an item's keys: the first tile of the item that comes after it, or `tile` itself
+// if there is none in blocks of element type T.
 template <class T>
-OSTINATO_INLINE void attend_few_typed(const AttentionItem& item, float* scratch) {
-  const int dim = item.head_dim, rows = item.num_tokens * item.group_size;
-  float* query = scratch;
-  float* scores = query + kFewRows * dim;
-  const RowState state{scores + 3 * kKeyTile, scores + 3 * kKeyTile + kFewRows * dim,
-                       scores + 3 * kKeyTile + kFewRows * (dim + 16), nullptr};
-  for (int row = 0; row < rows; ++row) {
-    const float* from = item.query + (static_cast<std::ptrdiff_t>(item.tokens[row / item.group_size]) * item.num_heads +
-                                      item.kv_head * item.group_size + row % item.group_size) * dim;
-    for (int k = 0; k < dim; k += kWidth) vstore(query + row * dim + k, vload(from + k));
+OSTINATO_INLINE TileRows tile_after(const TileRows& tile, int end) {
+  if (tile.item.next == nullptr || end < last_key_end(tile.item)) return tile;
+  const AttentionItem& next = *tile.item.next;
+  const int next_end = last_key_end(next);
+  if (next.key_begin >= next_end) return tile;
+  const KeyRun run = find_run(next, next.key_begin, minimum(next_end, next.key_begin + kKeyTile));
+  return run.sealed == kIsSealed<T> ? TileRows{next, next.key_begin, run.end - next.key_begin} : tile;
+}
+
+// Rows [begin, kKeyTile) of the next tile, which a shorter tile before it does not reach.
+template <class T>
+OSTINATO_INLINE void prefetch_rest(const TilePointers<T>& next, int begin, int dim) {
+  for (int j = begin; j < kKeyTile; ++j) {
+    for (int k = 0; k < dim / kChannels<T>; k += 64 / static_cast<int>(sizeof(T))) {
+      __builtin_prefetch(next.keys[j] + k, 0, 2);
+      __builtin_prefetch(next.values[j] + k, 0, 2);
+    }
   }
-  clear_rows(rows, dim, state);
-  const int key_end = minimum(item.key_end, item.positions[item.tokens[item.num_tokens - 1]] + 1);
-  TilePointers<T> pointers[2];
-  if (item.key_begin < key_end) pointers[0].find({item, item.key_begin, minimum(kKeyTile, key_end - item.key_begin)});
+}
+
+// visit.operator()<T, R>(tile, now, next, row) for each tile of keys [begin, end), which lie in blocks of element type
+// T, and for each R rows from `row` on.
+template <class T, class Visit>
+__attribute__((noinline)) void each_few_tile(const AttentionItem& item, int begin, int end, const Visit& visit) {
+  const int rows = item.num_tokens * item.group_size;
+  Tile<T> tiles[2];
+  const auto tile_at = [&](int first) { return TileRows{item, first, minimum(kKeyTile, end - first)}; };
+  tiles[0].find(tile_at(begin));
   int turn = 0;
-  for (int first = item.key_begin; first < key_end; first += kKeyTile, turn ^= 1) {
-    const int count = minimum(kKeyTile, key_end - first), rest = key_end - first - count;
-    const TilePointers<T>& now = pointers[turn];
-    TilePointers<T>& next = pointers[turn ^ 1];
-    next.find({item, rest > 0 ? first + kKeyTile : first, rest > 0 ? minimum(kKeyTile, rest) : count});
-    for (int row = 0; row < rows; row += 3) {
-      switch (minimum(3, rows - row)) {
-        case 3: few_tile<T, 3>(item, now, next, first, count, row, query, scores, state); break;
-        case 2: few_tile<T, 2>(item, now, next, first, count, row, query, scores, state); break;
-        default: few_tile<T, 1>(item, now, next, first, count, row, query, scores, state);
+  for (int first = begin; first < end; first += kKeyTile, turn ^= 1) {
+    const TileRows tile = tile_at(first);
+    Tile<T>& now = tiles[turn];
+    Tile<T>& next = tiles[turn ^ 1];
+    next.find(first + kKeyTile < end ? tile_at(first + kKeyTile) : tile_after<T>(tile, end));
+    if (tile.count < kKeyTile) prefetch_rest(next, tile.count, item.head_dim);
+    if constexpr (kIsSealed<T>) now.load_scales(tile);
+    for (int row = 0; row < rows; row += kFewAtOnce) {
+      switch (minimum(kFewAtOnce, rows - row)) {
+        case 3: visit.template operator()<T, 3>(tile, now, next, row); break;
+        case 2: visit.template operator()<T, 2>(tile, now, next, row); break;
+        default: visit.template operator()<T, 1>(tile, now, next, row);
       }
     }
   }
-  put_rows(item, rows, state);
+}
+
+// The same over all keys that the item's rows see.
+template <class Visit>
+OSTINATO_INLINE void each_few_tile(const AttentionItem& item, const Visit& visit) {
+  const KVView& kv = item.kv;
+  const int key_end = last_key_end(item);
+  for (int begin = item.key_begin, end; begin < key_end; begin = end) {
+    const KeyRun run = find_run(item, begin, key_end);
+    end = run.end;
+    if (!run.sealed && kv.type == KVType::kFloat16) {
+      each_few_tile<std::uint16_t>(item, begin, end, visit);
+    } else if (!run.sealed) {
+      each_few_tile<float>(item, begin, end, visit);
+    } else if (kv.sealed == SealedFormat::kFp8) {
+      each_few_tile<E4m3>(item, begin, end, visit);
+    } else if (kv.sealed == SealedFormat::kInt8) {
+      each_few_tile<Int8>(item, begin, end, visit);
+    } else {
+      each_few_tile<Nibbles>(item, begin, end, visit);
+    }
+  }
+}
+
+OSTINATO_INLINE void attend_few(const AttentionItem& item, float* scratch) {
+  const int dim = item.head_dim, rows = item.num_tokens * item.group_size;
+  const FewScratch few = carve_few(scratch, dim);
+  load_few_queries(item, rows, few.query);
+  clear_rows(rows, dim, few.state);
+  each_few_tile(item, [&]<class T, int R>(const TileRows& tile, const Tile<T>& now, const Tile<T>& next, int row)
+                          __attribute__((always_inline)) { few_tile<T, R>(tile, now, next, row, few); });
+  put_rows(item, rows, few.state);
+}
+
+// Int4 rows are read in whole vectors of their low and high halves.
+OSTINATO_INLINE bool fits_few(const AttentionItem& item) {
+  const bool whole = item.kv.sealed != SealedFormat::kInt4 || item.head_dim % (2 * kWidth) == 0;
+  return whole && item.num_tokens * item.group_size <= kFewRows;
 }
 
 inline void attend(const AttentionItem& item, float* scratch) {
-  if (item.num_tokens * item.group_size <= kFewRows) {
-    if (item.kv.type == KVType::kFloat16) {
-      attend_few_typed<std::uint16_t>(item, scratch);
-    } else {
-      attend_few_typed<float>(item, scratch);
-    }
+  if (fits_few(item)) {
+    attend_few(item, scratch);
   } else if (item.exact) {
     attend_rows<FloatMath>(item, scratch);
+  } else if (kHasByteAttention && item.head_dim % kByteMultiple == 0) {
+    attend_bytes(item, scratch);
   } else {
     attend_rows<PairMath>(item, scratch);
   }

@@ -9,11 +9,11 @@
 #pragma once
 
 #include "kernels.hpp"
+#include "kernels/kv_load.hpp"
 #include "simd/simd.hpp"
 
 namespace ostinato::OSTINATO_ISA {
 
-inline constexpr int kKeyTile = 64;
 inline constexpr float kKeyNorm = 32760.0f;
 inline constexpr float kWeightRange = 4095.0f;
 inline constexpr float kValueRange = 8190.0f;
@@ -43,35 +43,6 @@ struct PairMath {
   OSTINATO_INLINE static Sum step(Sum sum, Sum a, Sum b) { return vi_dot_s16(sum, a, b); }
   OSTINATO_INLINE static vf value(Sum sum) { return vi_to_float(sum); }
 };
-
-// Walks the block table: rows [0, count) of a tile that starts at position `first`.
-struct TileRows {
-  const AttentionItem& item;
-  int first;
-  int count;
-
-  std::ptrdiff_t offset(int row) const {
-    const int position = first + row, size = item.kv.block_size;
-    return item.block_table[position / size] * item.kv.block_stride +
-           static_cast<std::ptrdiff_t>(position % size) * item.head_dim;
-  }
-};
-
-// Rows as fp32, [kKeyTile][head_dim]; rows from count on are zero, so that nothing unwritten is ever multiplied.
-OSTINATO_INLINE void load_rows(const TileRows& rows, const void* base, float* to) {
-  const int dim = rows.item.head_dim;
-  for (int j = 0; j < kKeyTile; ++j, to += dim) {
-    if (j >= rows.count) {
-      for (int k = 0; k < dim; k += kWidth) vstore(to + k, vzero());
-    } else if (rows.item.kv.type == KVType::kFloat16) {
-      const auto* from = static_cast<const std::uint16_t*>(base) + rows.offset(j);
-      for (int k = 0; k < dim; k += kWidth) vstore(to + k, vload_f16(from + k));
-    } else {
-      const auto* from = static_cast<const float*>(base) + rows.offset(j);
-      for (int k = 0; k < dim; k += kWidth) vstore(to + k, vload(from + k));
-    }
-  }
-}
 
 // 8 keys x 8 cells (4 x 4 on NEON, twice 8 x 8 side by side on AVX-512) by rounds of interleaving.
 #if defined(__AVX512F__)
@@ -124,7 +95,7 @@ OSTINATO_INLINE float largest_norm(const float* rows, int dim) {
 template <class M>
 OSTINATO_INLINE float load_keys(const TileRows& rows, float* wide, float* keys) {
   const int dim = rows.item.head_dim;
-  load_rows(rows, rows.item.kv.keys, wide);
+  load_rows(rows, KVPart::kKeys, wide);
   if constexpr (!M::kPairs) {
     transpose_tile(wide, dim, keys);
     return 1.0f;
@@ -143,10 +114,10 @@ template <class M>
 OSTINATO_INLINE float load_values(const TileRows& rows, float* wide, float* values) {
   const int dim = rows.item.head_dim;
   if constexpr (!M::kPairs) {
-    load_rows(rows, rows.item.kv.values, values);
+    load_rows(rows, KVPart::kValues, values);
     return 1.0f;
   } else {
-    load_rows(rows, rows.item.kv.values, wide);
+    load_rows(rows, KVPart::kValues, wide);
     vf largest = vzero();
     for (int i = 0; i < kKeyTile * dim; i += kWidth) largest = vmax(largest, vabs(vload(wide + i)));
     const float range = vmaximum(largest);

@@ -2,9 +2,10 @@
 #pragma once
 
 #include "kernels.hpp"
-#include "kernels/attention_few.hpp"
+#include "kernels/attention_mass.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/gemm_float.hpp"
+#include "kernels/kv_seal.hpp"
 
 #define OSTINATO_STRING_(x) #x
 #define OSTINATO_STRING(x) OSTINATO_STRING_(x)
@@ -23,6 +24,9 @@ const KernelTable kTable = {
     store_half,
     attend,
     merge,
+    attention_mass,
+    seal_record,
+    open_record,
 };
 
 }  // namespace ostinato::OSTINATO_ISA

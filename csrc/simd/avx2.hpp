@@ -60,6 +60,18 @@ inline vf vload_f16(const std::uint16_t* p) {
 inline void vstore_f16(std::uint16_t* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+inline vf vload_i8(const std::int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline void vload_nibbles(const std::uint8_t* p, vf& low, vf& high) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  low = _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+  high = _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4));
+}
+inline vf vload_e4m3(const std::uint8_t* p) {
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(kHalfOfE4m3)));
+}
 inline __m128i narrow16(vf x) {
   const __m256i wide = _mm256_cvtps_epi32(x);
   return _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));

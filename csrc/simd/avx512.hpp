@@ -62,6 +62,18 @@ inline vf vload_f16(const std::uint16_t* p) {
 inline void vstore_f16(std::uint16_t* p, vf x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+inline vf vload_i8(const std::int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline void vload_nibbles(const std::uint8_t* p, vf& low, vf& high) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  low = _mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+  high = _mm512_cvtepi32_ps(_mm512_srli_epi32(bytes, 4));
+}
+inline vf vload_e4m3(const std::uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(kHalfOfE4m3)));
+}
 inline void vstore_i8(std::int8_t* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
@@ -99,6 +111,26 @@ inline vi vi_dot_s16_pairs(vi a, vi b) { return _mm512_madd_epi16(a, b); }
 #if defined(__AVX512VNNI__)
 #define OSTINATO_HAS_DOT 1
 inline vi vi_dot_u8(vi acc, vi u8, vi s8) { return _mm512_dpbusd_epi32(acc, u8, s8); }
+// The same for sums that live across a loop, where the intrinsic has the fault described below.
+inline vi vi_dot_u8_long(vi acc, vi u8, vi s8) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
+  return acc;
+}
+inline void vi_store_u8(std::uint8_t* p, vi x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(x));
+}
+// At most 0.09 above log2 of a positive x, never below.
+inline vf vlog2_above(vf x) {
+  const vf fraction = _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+  return vadd(_mm512_getexp_ps(x), vadd(fraction, vset1(0.0861f - 1.0f)));
+}
+// 2^x with a relative error below 8e-5 (cubic fitted to 2^r on [0, 1), Lawson iteration); 0 far below.
+inline vf vexp2_coarse(vf x) {
+  const vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = vfma(vset1(0.07802403f), r, vset1(0.22606707f));
+  p = vfma(p, r, vset1(0.69583399f));
+  return vscale_pow2(vfma(p, r, vset1(0.99992513f)), x);  // takes the floor of x
+}
 // Not the intrinsic: around it GCC 12 copies and spills every accumulator that lives across a loop.
 inline vi vi_dot_s16(vi acc, vi a, vi b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

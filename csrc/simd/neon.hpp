@@ -50,6 +50,25 @@ inline vf vzip_high(vf a, vf b) { return vzip2q_f32(a, b); }
 
 inline vf vload_f16(const std::uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void vstore_f16(std::uint16_t* p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+inline uint8x8_t load_4_bytes(const void* p) {
+  std::uint32_t bytes;
+  __builtin_memcpy(&bytes, p, 4);
+  return vreinterpret_u8_u32(vdup_n_u32(bytes));
+}
+inline vf vload_i8(const std::int8_t* p) {
+  const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(load_4_bytes(p)));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+inline void vload_nibbles(const std::uint8_t* p, vf& low, vf& high) {
+  const uint32x4_t bytes = vmovl_u16(vget_low_u16(vmovl_u8(load_4_bytes(p))));
+  low = vcvtq_f32_u32(vandq_u32(bytes, vdupq_n_u32(15)));
+  high = vcvtq_f32_u32(vshrq_n_u32(bytes, 4));
+}
+inline vf vload_e4m3(const std::uint8_t* p) {
+  const int16x4_t wide = vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_4_bytes(p))));
+  const int16x4_t half = vand_s16(vshl_n_s16(wide, 7), vdup_n_s16(kHalfOfE4m3));
+  return vcvt_f32_f16(vreinterpret_f16_s16(half));
+}
 inline void vstore_i16(std::int16_t* p, vf x) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(x))); }
 inline void vstore_i8(std::int8_t* p, vf x) {
   const int16x4_t narrow = vqmovn_s32(vcvtnq_s32_f32(x));

@@ -7,10 +7,21 @@
 //   vf, vi            kWidth floats / as many 32-bit integers
 //   vload_first(p,n)  lanes >= n are zero;  vkeep_first(x,n,o) lanes >= n come from o
 //   vscale_pow2(x,n)  x * 2^n for integral n that keep the result normal (or, on AVX-512, any n)
+//   vload_nibbles     byte i's low half to lane i of one vector, its high half to lane i of the other
+//   vload_e4m3        8-bit floats (4 exponent, 3 mantissa bits) times 2^-8
 //   vi_dot_u8         acc + dot of 4 (unsigned x signed) bytes a lane;   only with OSTINATO_HAS_DOT
 //   vi_dot_u8_pairs   dot of 2 (unsigned x signed) bytes into int16, saturating
 //   vi_dot_s16        acc + dot of 2 int16 a lane
 #pragma once
+
+#include <cstdint>
+
+namespace ostinato::OSTINATO_ISA {
+// An e4m3 number, sign-extended to 16 bits and shifted left by 7, is an fp16 number 2^8 times smaller once the bit
+// between sign and exponent is cleared; subnormal numbers included.
+inline constexpr std::int16_t kHalfOfE4m3 = static_cast<std::int16_t>(0xbfff);
+inline constexpr float kE4m3Unit = 256.0f;
+}  // namespace ostinato::OSTINATO_ISA
 
 #if defined(__AVX512F__)
 #include "simd/avx512.hpp"

@@ -44,7 +44,10 @@ void check_linear(Runtime&);
 void check_attention(Runtime&);
 void check_decoder(Runtime&);
 void check_sampling(Runtime&);
+void check_drawing(Runtime&);
+void check_drawing(Runtime&);
 void check_hashing();
+void check_checksums();
 void check_refusals();
 
 }  // namespace ostinato::check

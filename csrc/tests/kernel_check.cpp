@@ -103,6 +103,7 @@ int main(int argc, char** argv) {
   using namespace ostinato;
   int checked = 0;
   check::check_hashing();
+  check::check_checksums();
   check::check_refusals();
   for (const char* isa : {"avx2", "avx512", "avx512_vnni", "neon"}) {
     if (find_kernels(isa) == nullptr || (argc > 1 && std::string_view(argv[1]) != isa)) continue;
@@ -113,6 +114,7 @@ int main(int argc, char** argv) {
         check::check_attention(runtime);
         check::check_decoder(runtime);
         check::check_sampling(runtime);
+        check::check_drawing(runtime);
       }
       std::printf("%s %s checked\n", isa, precision == Precision::kExact ? "exact" : "fast");
       ++checked;

@@ -11,6 +11,7 @@
 
 #include "check.hpp"
 #include "checks.hpp"
+#include "crc32c.hpp"
 #include "sampling.hpp"
 #include "sha256.hpp"
 
@@ -36,6 +37,30 @@ void check_sampling(Runtime& runtime) {
     wanted.push_back(std::log(total));
   }
   expect_close("log-sum", runtime, largest_difference(sums, wanted), 1e-4);
+}
+
+void check_drawing(Runtime& runtime) {
+  const int rows = pick({1, 3}), vocab = pick({1, 64, 65, 257, 700}), count = 8;
+  std::vector<float> values = random_values(index(rows, vocab), -20, 20);
+  for (float& v : values) v = std::round(v);
+  std::vector<std::int32_t> from, ids(count);
+  std::vector<Draw> draws;
+  for (int n = 0; n < count; ++n) {
+    const double uniform = random_values(1, 0, 1).front();
+    from.push_back(n % rows);
+    draws.push_back({pick({1, 7}) * 0.5f, pick({0, 1, 5, 300}), pick({0, 0, 1}) * 0.1f, pick({1, 2}) * 0.5, uniform});
+  }
+  draw(runtime, values.data(), vocab, from.data(), draws.data(), count, ids.data());
+  for (int n = 0; n < count; ++n) {
+    const float* row = values.data() + index(from[static_cast<std::size_t>(n)], vocab);
+    const Draw& d = draws[static_cast<std::size_t>(n)];
+    const int id = ids[static_cast<std::size_t>(n)];
+    expect("a drawn token exists", id >= 0 && id < vocab);
+    const auto before = std::count_if(row, row + vocab, [&](float v) { return v > row[id]; });
+    expect("a drawn token is among the k likeliest", d.top_k <= 0 || before < d.top_k);
+    const double relative = std::exp((row[id] - *std::max_element(row, row + vocab)) / d.temperature);
+    expect("a drawn token is probable enough", relative >= d.min_p * 0.999);
+  }
 }
 
 namespace {
@@ -86,6 +111,21 @@ void check_hashing() {
                                 "88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589");
 }
 
+void check_checksums() {
+  const std::string digits = "123456789";
+  expect("CRC-32C of RFC 3720's kind", crc32c(reinterpret_cast<const std::uint8_t*>(digits.data()), 9) == 0xe3069283);
+  std::vector<std::uint8_t> zeros(32, 0);
+  expect("CRC-32C of RFC 3720's zeros", crc32c(zeros.data(), zeros.size()) == 0x8a9136aa);
+  std::vector<std::uint8_t> data(30000);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::uint8_t>(i * i >> 3);
+  for (const std::size_t size : {0, 1, 7, 8, 100, 12287, 12288, 12289, 24576, 29990}) {
+    for (const std::size_t start : {0, 1, 5}) {
+      expect("CRC-32C with the CPU's instruction",
+             crc32c(data.data() + start, size) == crc32c_portable(data.data() + start, size));
+    }
+  }
+}
+
 void check_refusals() {
   KVCacheView kv;
   kv.num_blocks = 4;
@@ -113,6 +153,17 @@ void check_refusals() {
   check_range(slots, 2, 17, "in range");
   expect_refused("a slot past the end", [&] { check_range(slots, 2, 16, ""); });
   expect_refused("a negative slot", [&] { check_range(slots, 3, 17, ""); });
+  positions[2] = 6;
+  table[0] = 2;
+  std::vector<std::int32_t> open_slot{0, -1, 1, -1};
+  kv.open_slot = open_slot.data();
+  kv.num_open = 2;
+  check_batch(batch, kv);
+  check_slots(slots, 1, kv);
+  const std::int64_t sealed[] = {0, 4};
+  expect_refused("a slot of a sealed block", [&] { check_slots(sealed, 2, kv); });
+  open_slot[3] = 2;
+  expect_refused("an open block that does not exist", [&] { check_batch(batch, kv); });
 }
 
 }  // namespace ostinato::check

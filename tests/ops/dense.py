@@ -76,11 +76,7 @@ class LoadedDecoder:
 
     def forward(self, batch: Any, kv: Any) -> Float32Array:
         hidden = self.ops.embed(self.head, batch)
-        for index, layer in enumerate(self.layers):
-            query = self.ops.qkv(hidden, layer, index, self.rope, batch, kv)
-            context = self.ops.attention(query, layer, index, batch, kv)
-            hidden = self.ops.attention_output(context, layer, hidden)
-            hidden = self.ops.mlp(hidden, layer)
+        hidden = self.ops.run_layers(hidden, self.layers, self.rope, batch, kv)
         return self.ops.logits(hidden, self.head, batch)
 
 

@@ -80,10 +80,36 @@ def calls() -> dict[str, Call]:
                 "output": heads.copy(),
             },
         ),
+        "attention_mass": Call(
+            runtime.attention_mass,
+            {
+                "layer": layer,
+                "query": heads,
+                "positions": positions,
+                "query_start": ints(0, 2, 3),
+                "block_tables": tables,
+                **place,
+                "observed": 3,
+                "sums": floats(2, 3),
+            },
+        ),
         "attention_output": Call(
             runtime.attention_output, {"layer": layer, "context": heads, "hidden": hidden}
         ),
         "mlp": Call(runtime.mlp, {"layer": layer, "hidden": hidden}),
+        "layers": Call(
+            runtime.layers,
+            {
+                "layers": [layer, layer],
+                "rope": rope,
+                "hidden": hidden,
+                "positions": positions,
+                "slots": slots,
+                "query_start": ints(0, 2, 3),
+                "block_tables": tables,
+                "kv": kv.array,
+            },
+        ),
         "logits": Call(
             runtime.logits,
             {"head": head, "hidden": hidden, "indices": ints(2, 0), "out": floats(2, VOCAB)},
@@ -103,6 +129,16 @@ def calls() -> dict[str, Call]:
 
 def kv_of(*shape: int, dtype: Any = np.float16) -> np.ndarray:
     return np.zeros(shape, dtype)
+
+
+def quantised(open_slot: np.ndarray, num_open: int = 3, num_kv_heads: int = KV_HEADS) -> Any:
+    """int8 K/V of the same shape as that of `calls`."""
+    from ostinato import _native
+
+    record = BLOCK_SIZE * DIM + 16
+    sealed = np.zeros((NUM_BLOCKS, NUM_LAYERS * 2 * num_kv_heads * record), np.uint8)
+    open_blocks = kv_of(num_open, NUM_LAYERS, 2, num_kv_heads, BLOCK_SIZE, DIM)
+    return _native.QuantisedKV("int8", open_blocks, sealed, open_slot)
 
 
 WRONG: dict[str, list[dict[str, Any]]] = {
@@ -157,12 +193,40 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"block_tables": np.array([[0, 2, 5]], np.int32)},
         {"kv": kv_of(5, NUM_LAYERS, 2, KV_HEADS, BLOCK_SIZE, DIM)},
     ],
+    "attention_mass": [
+        {"query": floats(2, HEADS, DIM)},
+        {"sums": floats(2, 2)},
+        {"sums": floats(1, 3)},
+        {"observed": -1},
+        {"layer_index": NUM_LAYERS},
+        {"positions": ints(8, 8, 0)},
+        {"query_start": ints(0, 3)},
+        {"block_tables": np.array([[0, 2, NUM_BLOCKS], [1, 0, 0]], np.int32)},
+        {"kv": kv_of(5, NUM_LAYERS, 2, KV_HEADS, BLOCK_SIZE, DIM)},
+    ],
     "attention_output": [
         {"context": floats(3, HEADS, DIM + 16)},
         {"context": floats(2, HEADS, DIM)},
         {"hidden": floats(3, HIDDEN + 1)},
     ],
     "mlp": [{"hidden": floats(3, HIDDEN + 1)}],
+    "layers": [
+        {"hidden": floats(3, HIDDEN - 1)},
+        {"hidden": floats(2, HIDDEN)},
+        {"positions": ints(8, MAX_POSITION, 0)},
+        {"positions": ints(9, 8, 0)},
+        {"positions": ints(8, 9)},
+        {"slots": np.array([20, NUM_BLOCKS * BLOCK_SIZE, 4])},
+        {"slots": np.array([20, -1, 4])},
+        {"slots": np.array([20, 21])},
+        {"query_start": ints(0, 2, 4)},
+        {"query_start": ints()},
+        {"block_tables": np.array([[0, 2, NUM_BLOCKS], [1, 0, 0]], np.int32)},
+        {"block_tables": np.array([[0, 2], [1, 0]], np.int32)},
+        {"kv": kv_of(NUM_BLOCKS, NUM_LAYERS - 1, 2, KV_HEADS, BLOCK_SIZE, DIM)},
+        {"kv": kv_of(NUM_BLOCKS, NUM_LAYERS, 2, KV_HEADS + 1, BLOCK_SIZE, DIM)},
+        {"kv": kv_of(5, NUM_LAYERS, 2, KV_HEADS, BLOCK_SIZE, DIM)},
+    ],
     "logits": [
         {"indices": ints(3, 0)},
         {"indices": ints(-1, 0)},
@@ -211,6 +275,57 @@ def test_a_wrong_argument_is_a_value_error(name: str, changes: dict[str, Any]) -
 def test_a_wrong_type_or_stride_is_a_type_error(changes: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         calls()["qkv"](**changes)
+
+
+@needs_native
+def test_quantised_memory_is_checked_as_plain_memory_is() -> None:
+    some = ints(0, 2, -1, -1, -1, 1)
+    calls()["qkv"](kv=quantised(some))
+    calls()["layers"](kv=quantised(some))
+    for name in ("attention", "attention_mass"):
+        calls()[name](kv=quantised(some))
+        for wrong in (ints(0, 2, 3, -1, -1, 1), ints(0, 99, -1, -1, -1, 1)):
+            with pytest.raises(ValueError, match="outside the open memory"):
+                calls()[name](kv=quantised(wrong))
+        with pytest.raises(ValueError, match="other heads"):
+            calls()[name](kv=quantised(some, num_kv_heads=4))
+        with pytest.raises(ValueError, match="no such layer"):
+            calls()[name](kv=quantised(some), layer_index=NUM_LAYERS)
+    for wrong in (
+        ints(0, -1, -1, -1, -1, -1),
+        ints(0, 3, -1, -1, -1, 1),
+        ints(0, 2, -1, -1, -1, 3),
+    ):
+        for name in ("qkv", "layers"):
+            with pytest.raises(ValueError, match="not open"):
+                calls()[name](kv=quantised(wrong))
+
+
+@needs_native
+def test_arrays_of_quantised_memory_must_fit_each_other() -> None:
+    from ostinato import _native
+
+    fine: dict[str, Any] = {
+        "format": "int4",
+        "open": kv_of(3, 2, 2, 1, 4, 32),
+        "sealed": np.zeros((5, 2 * (64 + 128 + 64 + 16)), np.uint8),
+        "open_slot": ints(-1, -1, -1, -1, 2),
+    }
+    _native.QuantisedKV(**fine)
+    for changes in (
+        {"format": "int5"},
+        {"format": "fp8"},
+        {"open": kv_of(3, 2, 1, 1, 4, 32)},
+        {"open": kv_of(3, 2, 2, 2, 4, 32)},
+        {"open": kv_of(3, 2, 2, 1, 4, 24)},
+        {"open": kv_of(3, 2, 2, 1, 0, 32)},
+        {"open": kv_of(3, 2, 2, 1, 4, 32, dtype=np.float32)},
+        {"sealed": fine["sealed"][:, :-1].copy()},
+        {"sealed": fine["sealed"][:4].copy()},
+        {"open_slot": ints(-1, -1)},
+    ):
+        with pytest.raises(ValueError, match=r".+"):
+            _native.QuantisedKV(**{**fine, **changes})
 
 
 def test_blocks_that_no_token_sees_need_not_exist() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
-from ostinato.cache.storage import NullKVStorage
+from ostinato.cache.storage import HostKVStorage, NullKVStorage
 from ostinato.errors import ConfigError
 from ostinato.ops import reference
 from ostinato.ops.reference import ReferenceBackend, causal_attention, gather, rms_norm, silu
@@ -49,11 +49,12 @@ def test_scores_far_from_zero_do_not_overflow() -> None:
 
 
 def test_gathering_follows_the_block_table_and_stops_at_the_length() -> None:
-    blocks = np.full((5, 2, 2, 3, 4, 2), np.nan, dtype=np.float16)
+    kv = HostKVStorage(KVCacheSpec(2, 3, 2, KVDtype.FP16, 4), 5)
+    kv.array[...] = np.nan
     for position in range(6):
         block, offset = [4, 1][position // 4], position % 4
-        blocks[block, 1, 0, :, offset] = position + 10 * np.arange(3)[:, None]
-    found = gather(blocks, 1, 0, np.array([4, 1, 0], dtype=np.int32), 6)
+        kv.array[block, 1, 0, :, offset] = position + 10 * np.arange(3)[:, None]
+    found = gather(kv, 1, 0, np.array([4, 1, 0], dtype=np.int32), 6)
     assert found.dtype == np.float32
     expected = np.arange(6)[None, :, None] + 10 * np.arange(3)[:, None, None]
     np.testing.assert_array_equal(found, np.broadcast_to(expected, (3, 6, 2)))
@@ -80,4 +81,4 @@ def test_a_tied_output_matrix_is_held_once() -> None:
 def test_foreign_k_v_memory_is_refused() -> None:
     kv = NullKVStorage(KVCacheSpec(1, 1, 2, KVDtype.FP32, 4), 2)
     with pytest.raises(ConfigError, match="K/V in host memory, not NullKVStorage"):
-        reference.host_array(kv)
+        reference.host_memory(kv)

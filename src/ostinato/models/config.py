@@ -143,11 +143,10 @@ class ModelConfig:
             )
         max_position = _integer(metadata, prefix + "context_length")
         rope = rope_from_gguf(metadata, architecture, head_dim, max_position)
-        # The file does not say which layers the window is for.
-        _refuse_active_window(metadata.get(prefix + "attention.sliding_window"), max_position)
+        num_layers = _integer(metadata, prefix + "block_count")
         return cls(
             architecture=architecture,
-            num_layers=_integer(metadata, prefix + "block_count"),
+            num_layers=num_layers,
             hidden_size=hidden_size,
             intermediate_size=_integer(metadata, prefix + "feed_forward_length"),
             num_heads=num_heads,
@@ -160,6 +159,7 @@ class ModelConfig:
             tie_embeddings=None,
             qkv_bias=architecture == "qwen2",
             qk_norm=architecture == "qwen3",
+            sliding_windows=_gguf_windows(metadata, prefix, num_layers, max_position),
         )
 
     def kv_spec(self, dtype: KVDtype, block_size: int) -> KVCacheSpec:
@@ -254,6 +254,32 @@ def _hf_windows(
     windows = tuple(window if kind == "sliding_attention" else None for kind in types[:num_layers])
     if len(windows) < num_layers:
         raise ModelFormatError(f"layer_types names {len(windows)} of {num_layers} layers")
+    return windows if any(windows) else ()
+
+
+def _gguf_windows(
+    metadata: Mapping[str, Any], prefix: str, num_layers: int, max_position: int
+) -> tuple[int | None, ...]:
+    """`ModelConfig.sliding_windows`, as llama.cpp reads the two keys.
+
+    ``attention.sliding_window_pattern`` says which layers have the window: by layer, or as a period n of which
+    the last layer has none (0: all have it). Without it, files of Mistral mean all layers; Qwen's may mean
+    some, and do not say which.
+    """
+    key = prefix + "attention.sliding_window"
+    window = _integer(metadata, key) if metadata.get(key) else max_position
+    if window >= max_position:
+        return ()
+    pattern = metadata.get(key + "_pattern")
+    if pattern is None and prefix in ("llama.", "mistral."):
+        pattern = 0
+    elif pattern is None:
+        _refuse_active_window(window, max_position)
+    if isinstance(pattern, int) and pattern >= 0:
+        pattern = [not pattern or layer % pattern < pattern - 1 for layer in range(num_layers)]
+    if not isinstance(pattern, list) or len(pattern) != num_layers:
+        raise ModelFormatError(f"{key}_pattern must name {num_layers} layers, found {pattern!r}")
+    windows = tuple(window if here else None for here in pattern)
     return windows if any(windows) else ()
 
 

@@ -12,6 +12,7 @@ from ostinato.models.config import ModelConfig
 from ostinato.models.rope import rope_tables
 from ostinato.models.weights.base import WeightFile
 from ostinato.ops.base import (
+    AttentionMass,
     BackendInfo,
     BatchMetadata,
     Float32Array,
@@ -96,23 +97,22 @@ class Decoder:
         """Which kernels run this decoder."""
         return self._ops.info
 
-    def forward(self, batch: BatchMetadata, kv: KVStorage) -> Float32Array:
+    def forward(
+        self, batch: BatchMetadata, kv: KVStorage, mass: AttentionMass | None = None
+    ) -> Float32Array:
         """Run one step: writes K/V of the batch's tokens, returns the logits that it asks for.
 
         Args:
             batch: tokens of any mix of prefill chunks and decodes.
             kv: storage made by the same backend.
+            mass: gets the attention that blocks receive in this step, summed over layers.
 
         Returns:
             ``(L, vocab_size)`` float32, a row for each of ``batch.logits_indices``.
         """
         ops = self._ops
         hidden = ops.embed(self._head, batch)
-        for index, layer in enumerate(self._layers):
-            query = ops.qkv(hidden, layer, index, self._rope, batch, kv)
-            context = ops.attention(query, layer, index, batch, kv)
-            hidden = ops.attention_output(context, layer, hidden)
-            hidden = ops.mlp(hidden, layer)
+        hidden = ops.run_layers(hidden, self._layers, self._rope, batch, kv, mass)
         return ops.logits(hidden, self._head, batch)
 
 

@@ -8,7 +8,9 @@ sub-layers so that a backend may fuse everything inside one call into one pass o
 Tensors between the calls (`Hidden`, `Query`, `Context`) and loaded weights (`Weights`) are opaque:
 only the backend that made them looks inside. What the scheduler decides travels as plain NumPy arrays
 in a `BatchMetadata`. A backend writes K and V of a step's tokens in `qkv` and reads them in
-`attention`, so a chunk attends to itself as well as to everything before it.
+`attention`, so a chunk attends to itself as well as to everything before it. Where K/V is quantised, the
+runner opens the blocks that a step writes to before it and seals the full ones after it
+(`cache/quantised_storage.py`).
 
 `reference.py` is the oracle: every other backend is tested against it.
 """
@@ -16,7 +18,7 @@ in a `BatchMetadata`. A backend writes K and V of a step's tokens in `qkv` and r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -26,6 +28,7 @@ import numpy.typing as npt
 
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.cache.storage import KVStorage
+from ostinato.ops.sampling import SamplingKernels
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
@@ -172,6 +175,30 @@ class BatchMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionMass:
+    """How much attention blocks receive: what an eviction of K/V by its use looks at.
+
+    Softmax weights are summed over tokens, query heads and every call that gets this object (so over
+    layers, if all of them do): a block spans all heads and layers, and can only go as a whole. Heavy hitters
+    (H2O, Zhang et al. 2023, arXiv 2306.14048) count all tokens of a step; SnapKV (Li et al. 2024,
+    arXiv 2404.14469) looks at the last few of a prompt, its observation window.
+
+    Attributes:
+        sums: ``(B, max_blocks)`` float32, C-contiguous, shaped as the batch's block tables; added to. A
+            call adds ``heads × observed tokens`` to each request's row.
+        window: how many of each request's last tokens of a step are observed; None for all.
+    """
+
+    sums: Float32Array
+    window: int | None = None
+
+    @classmethod
+    def of(cls, batch: BatchMetadata, window: int | None = None) -> AttentionMass:
+        """Zeros for a step."""
+        return cls(np.zeros(batch.block_tables.shape, dtype=np.float32), window)
+
+
+@dataclass(frozen=True, slots=True)
 class BackendInfo:
     """For the start-up line and ``/health``: what runs, and facts about it (threads, …)."""
 
@@ -208,9 +235,24 @@ class OpsBackend(ABC):
         """
         return
 
+    def sampling(self) -> SamplingKernels | None:
+        """Kernels for choosing tokens; None leaves it to NumPy."""
+        return None
+
     @abstractmethod
-    def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVStorage:
-        """Block memory in the layout of `cache/layout.py` that this backend can read and write."""
+    def allocate_kv(
+        self, spec: KVCacheSpec, num_blocks: int, max_open: int | None = None
+    ) -> KVStorage:
+        """Block memory in the layout of `cache/layout.py` that this backend can read and write.
+
+        Args:
+            spec: shape and format of the blocks.
+            num_blocks: capacity.
+            max_open: of a quantised format: how many blocks may be open at once; None: all.
+
+        Raises:
+            ConfigError: this backend does not know the format.
+        """
 
     @abstractmethod
     def load_layer(self, shape: DecoderShape, tensors: LayerTensors) -> Weights:
@@ -255,12 +297,49 @@ class OpsBackend(ABC):
         """
 
     @abstractmethod
+    def attention_mass(
+        self,
+        query: Query,
+        layer: Weights,
+        layer_index: int,
+        batch: BatchMetadata,
+        kv: KVStorage,
+        mass: AttentionMass,
+    ) -> None:
+        """Add the weights of `attention` with the same arguments to `mass`, by block. Reads keys alone.
+
+        A verb of its own, so that `attention` costs nothing more where nobody asks.
+        """
+
+    @abstractmethod
     def attention_output(self, context: Context, layer: Weights, hidden: Hidden) -> Hidden:
         """``hidden + context @ o_projᵀ``."""
 
     @abstractmethod
     def mlp(self, hidden: Hidden, layer: Weights) -> Hidden:
         """``hidden + down(silu(gate(norm(hidden))) × up(norm(hidden)))``."""
+
+    def run_layers(
+        self,
+        hidden: Hidden,
+        layers: Sequence[Weights],
+        rope: Weights,
+        batch: BatchMetadata,
+        kv: KVStorage,
+        mass: AttentionMass | None = None,
+    ) -> Hidden:
+        """All layers of a decoder, in order: the verbs above for each. May be overridden to save calls.
+
+        `mass`, if given, gets the attention of all layers.
+        """
+        for index, layer in enumerate(layers):
+            query = self.qkv(hidden, layer, index, rope, batch, kv)
+            if mass is not None:
+                self.attention_mass(query, layer, index, batch, kv, mass)
+            context = self.attention(query, layer, index, batch, kv)
+            hidden = self.attention_output(context, layer, hidden)
+            hidden = self.mlp(hidden, layer)
+        return hidden
 
     @abstractmethod
     def logits(self, hidden: Hidden, head: Weights, batch: BatchMetadata) -> Float32Array:

@@ -8,18 +8,23 @@ quality and saves in time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from ostinato import _native
+from ostinato.cache.codec.native import NativeKVCodec
 from ostinato.cache.layout import KVCacheSpec
+from ostinato.cache.quantised_storage import QuantisedKVStorage
 from ostinato.cache.storage import HostKVStorage, KVStorage
 from ostinato.errors import ConfigError
 from ostinato.ops.base import (
+    AttentionMass,
     BackendInfo,
     BatchMetadata,
     DecoderShape,
@@ -29,6 +34,7 @@ from ostinato.ops.base import (
     OpsBackend,
     WeightTensor,
 )
+from ostinato.ops.cpu_sampling import CpuSampling
 from ostinato.ops.cpu_weights import PackedWeights, RowTargets, WeightDtype, pack
 
 ActivationDtype: TypeAlias = Literal["int8", "fp32"]
@@ -84,6 +90,7 @@ class CpuBackend(OpsBackend):
         self._activation_dtype = activation_dtype
         self._weight_dtype: WeightDtype = weight_dtype
         self._packed = PackedWeights(None)
+        self._quantised: WeakKeyDictionary[QuantisedKVStorage, Any] = WeakKeyDictionary()
 
     @property
     def info(self) -> BackendInfo:
@@ -98,7 +105,15 @@ class CpuBackend(OpsBackend):
     def keep_packed_weights(self, folder: Path) -> None:
         self._packed = PackedWeights(folder)
 
-    def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> HostKVStorage:
+    def sampling(self) -> CpuSampling:
+        return CpuSampling(self._runtime)
+
+    def allocate_kv(
+        self, spec: KVCacheSpec, num_blocks: int, max_open: int | None = None
+    ) -> HostKVStorage | QuantisedKVStorage:
+        if spec.dtype.is_quantised:
+            codec = NativeKVCodec(spec.dtype.codec)
+            return QuantisedKVStorage(spec, num_blocks, max_open or num_blocks, codec)
         return HostKVStorage(spec, num_blocks)
 
     def load_layer(self, shape: DecoderShape, tensors: LayerTensors) -> CpuLayer:
@@ -166,7 +181,7 @@ class CpuBackend(OpsBackend):
             hidden,
             batch.positions,
             batch.slot_mapping,
-            _host_array(kv),
+            self._memory(kv),
             layer_index,
             query,
         )
@@ -187,11 +202,33 @@ class CpuBackend(OpsBackend):
             batch.positions,
             batch.query_start,
             batch.block_tables,
-            _host_array(kv),
+            self._memory(kv),
             layer_index,
             context,
         )
         return context
+
+    def attention_mass(
+        self,
+        query: Float32Array,
+        layer: CpuLayer,
+        layer_index: int,
+        batch: BatchMetadata,
+        kv: KVStorage,
+        mass: AttentionMass,
+    ) -> None:
+        observed = batch.num_tokens if mass.window is None else mass.window
+        self._runtime.attention_mass(
+            layer.weights,
+            query,
+            batch.positions,
+            batch.query_start,
+            batch.block_tables,
+            self._memory(kv),
+            layer_index,
+            observed,
+            mass.sums,
+        )
 
     def attention_output(
         self, context: Float32Array, layer: CpuLayer, hidden: Float32Array
@@ -203,24 +240,58 @@ class CpuBackend(OpsBackend):
         self._runtime.mlp(layer.weights, hidden)
         return hidden
 
+    def run_layers(
+        self,
+        hidden: Float32Array,
+        layers: Sequence[CpuLayer],
+        rope: Any,
+        batch: BatchMetadata,
+        kv: KVStorage,
+        mass: AttentionMass | None = None,
+    ) -> Float32Array:
+        """One call for all layers: the interpreter lock is let go of once a step.
+
+        Threads that serve HTTP hold that lock; a kernel that had to take it back between two sub-layers would
+        wait for them a hundred times a token.
+        """
+        if mass is not None:
+            hidden = super().run_layers(hidden, layers, rope, batch, kv, mass)
+        else:
+            self._runtime.layers(
+                [layer.weights for layer in layers],
+                rope,
+                hidden,
+                batch.positions,
+                batch.slot_mapping,
+                batch.query_start,
+                batch.block_tables,
+                self._memory(kv),
+            )
+        return hidden
+
     def logits(self, hidden: Float32Array, head: CpuHead, batch: BatchMetadata) -> Float32Array:
         out = np.empty((batch.logits_indices.shape[0], head.vocab_size), dtype=np.float32)
         self._runtime.logits(head.weights, hidden, batch.logits_indices, out)
         return out
 
+    def _memory(self, kv: KVStorage) -> Any:
+        """K/V as the kernels take it.
+
+        Raises:
+            ConfigError: for storage that this backend does not allocate.
+        """
+        if isinstance(kv, HostKVStorage):
+            return kv.array
+        if not isinstance(kv, QuantisedKVStorage):
+            raise ConfigError(f"the CPU backend needs K/V in host memory, not {type(kv).__name__}")
+        memory = self._quantised.get(kv)
+        if memory is None:
+            memory = _native.QuantisedKV(kv.spec.dtype.value, kv.open, kv.sealed, kv.open_slot)
+            self._quantised[kv] = memory
+        return memory
+
     def _pack(self, *tensors: WeightTensor, targets: RowTargets | None = None) -> Any:
         return pack(tensors, self._packed, self._weight_dtype, targets)
-
-
-def _host_array(kv: KVStorage) -> npt.NDArray[np.generic]:
-    """The block array of a `HostKVStorage`.
-
-    Raises:
-        ConfigError: for any other storage.
-    """
-    if not isinstance(kv, HostKVStorage):
-        raise ConfigError(f"the CPU backend needs K/V in host memory, not {type(kv).__name__}")
-    return kv.array
 
 
 def _gate_up_rows(inner: int) -> list[npt.NDArray[np.int32]]:

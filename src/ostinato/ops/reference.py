@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ostinato.cache.codec import KEY, VALUE
 from ostinato.cache.layout import KVCacheSpec
+from ostinato.cache.quantised_storage import QuantisedKVStorage
 from ostinato.cache.storage import HostKVStorage, KVStorage
 from ostinato.errors import ConfigError
 from ostinato.ops.base import (
+    AttentionMass,
     BackendInfo,
     BatchMetadata,
     DecoderShape,
@@ -32,8 +34,6 @@ SCORE_BUDGET = 1 << 21
 
 MAX_TILE = 128
 """Queries a tile at most: half a tile's products with its own keys are wasted on the future."""
-
-_KEY, _VALUE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,11 @@ class ReferenceBackend(OpsBackend):
     def info(self) -> BackendInfo:
         return BackendInfo("reference", {"numpy": np.__version__, "arithmetic": "float32"})
 
-    def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> HostKVStorage:
+    def allocate_kv(
+        self, spec: KVCacheSpec, num_blocks: int, max_open: int | None = None
+    ) -> HostKVStorage | QuantisedKVStorage:
+        if spec.dtype.is_quantised:
+            return QuantisedKVStorage(spec, num_blocks, max_open or num_blocks)
         return HostKVStorage(spec, num_blocks)
 
     def load_layer(self, shape: DecoderShape, tensors: LayerTensors) -> ReferenceLayer:
@@ -150,7 +154,7 @@ class ReferenceBackend(OpsBackend):
         batch: BatchMetadata,
         kv: KVStorage,
     ) -> Float32Array:
-        blocks = host_array(kv)
+        memory = host_memory(kv)
         context = np.empty_like(query)
         for request in range(batch.num_requests):
             start, end = batch.query_start[request : request + 2]
@@ -161,11 +165,36 @@ class ReferenceBackend(OpsBackend):
                 batch.block_tables[request, skipped:],
                 seq_len - skipped * kv.spec.block_size,
             )
-            keys = gather(blocks, layer_index, _KEY, table, seen)
-            values = gather(blocks, layer_index, _VALUE, table, seen)
+            keys = gather(memory, layer_index, KEY, table, seen)
+            values = gather(memory, layer_index, VALUE, table, seen)
             scaled = query[start:end] * np.float32(layer.shape.attention_scale)
             context[start:end] = causal_attention(scaled, keys, values, layer.shape.sliding_window)
         return context
+
+    def attention_mass(
+        self,
+        query: Float32Array,
+        layer: ReferenceLayer,
+        layer_index: int,
+        batch: BatchMetadata,
+        kv: KVStorage,
+        mass: AttentionMass,
+    ) -> None:
+        window = layer.shape.sliding_window
+        for request in range(batch.num_requests):
+            start, end = batch.query_start[request : request + 2]
+            seq_len = int(batch.seq_lens[request])
+            if mass.window is not None:
+                start = max(start, end - mass.window)
+            oldest = first_visible(seq_len - int(end - start), window)
+            skipped = oldest // kv.spec.block_size
+            table = batch.block_tables[request, skipped : kv.spec.blocks_for(seq_len)]
+            seen = seq_len - skipped * kv.spec.block_size
+            keys = gather(host_memory(kv), layer_index, KEY, table, seen)
+            scaled = query[start:end] * np.float32(layer.shape.attention_scale)
+            by_key = attention_received(scaled, keys, window)
+            first = np.arange(0, seen, kv.spec.block_size)
+            mass.sums[request, skipped : skipped + len(table)] += np.add.reduceat(by_key, first)
 
     def attention_output(
         self, context: Float32Array, layer: ReferenceLayer, hidden: Float32Array
@@ -212,17 +241,17 @@ def rotate(heads: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
 
-def host_array(kv: KVStorage) -> npt.NDArray[np.generic]:
-    """The block array of a `HostKVStorage`.
+def host_memory(kv: KVStorage) -> HostKVStorage | QuantisedKVStorage:
+    """K/V memory of this process.
 
     Raises:
         ConfigError: for any other storage; a backend reads only what it allocated.
     """
-    if not isinstance(kv, HostKVStorage):
+    if not isinstance(kv, HostKVStorage | QuantisedKVStorage):
         raise ConfigError(
             f"the reference backend needs K/V in host memory, not {type(kv).__name__}"
         )
-    return kv.array
+    return kv
 
 
 def write_kv(
@@ -230,26 +259,23 @@ def write_kv(
 ) -> None:
     """Store K and V, each ``(T, kv heads, head_dim)``, in the slots of the batch."""
     block_ids, offsets = np.divmod(batch.slot_mapping, kv.spec.block_size)
-    layer = host_array(kv)[:, layer_index]
-    layer[block_ids, _KEY, :, offsets] = key
-    layer[block_ids, _VALUE, :, offsets] = value
+    host_memory(kv).write(block_ids, offsets, layer_index, key, value)
 
 
 def gather(
-    blocks: npt.NDArray[np.generic],
+    kv: HostKVStorage | QuantisedKVStorage,
     layer_index: int,
-    which: int,
+    part: int,
     block_table: Int32Array,
     seq_len: int,
 ) -> Float32Array:
-    """K or V of one sequence and one layer, ``(kv heads, seq_len, head_dim)`` float32.
+    """K or V (`part`) of one sequence and one layer, ``(kv heads, seq_len, head_dim)`` float32.
 
     Slots behind `seq_len` may hold anything, NaN included, and are cut off before any arithmetic.
     """
-    num_kv_heads, block_size, head_dim = blocks.shape[3:]
-    used = block_table[: -(-seq_len // block_size)]
-    pages = blocks[used, layer_index, which]
-    ordered = np.empty((num_kv_heads, len(used), block_size, head_dim), dtype=np.float32)
+    pages = kv.read(block_table[: kv.spec.blocks_for(seq_len)], layer_index, part)
+    num_pages, num_kv_heads, block_size, head_dim = pages.shape
+    ordered = np.empty((num_kv_heads, num_pages, block_size, head_dim), dtype=np.float32)
     ordered[...] = pages.transpose(1, 0, 2, 3)
     return ordered.reshape(num_kv_heads, -1, head_dim)[:, :seq_len]
 
@@ -297,6 +323,22 @@ def causal_attention(
         mixed = (weights @ values[:, oldest:visible]) / totals
         context[start:end] = mixed.reshape(num_kv_heads, group, -1, head_dim).transpose(2, 0, 1, 3)
     return context.reshape(num_queries, num_heads, head_dim)
+
+
+def attention_received(query: Float32Array, keys: Float32Array, window: int | None) -> Float32Array:
+    """Softmax weights of `causal_attention` with the same arguments, ``(s,)``: summed over queries and heads.
+
+    One query at a time: slow, and nothing to get wrong. Keys that no query sees may hold anything.
+    """
+    num_queries, num_heads, head_dim = query.shape
+    num_kv_heads, seq_len, _ = keys.shape
+    received = np.zeros(seq_len, dtype=np.float32)
+    for index, position in enumerate(range(seq_len - num_queries, seq_len)):
+        oldest = first_visible(position, window)
+        grouped = query[index].reshape(num_kv_heads, num_heads // num_kv_heads, head_dim)
+        weights, totals = exponentials(grouped @ keys[:, oldest : position + 1].transpose(0, 2, 1))
+        received[oldest : position + 1] += (weights / totals).sum(axis=(0, 1))
+    return received
 
 
 def hide_future(scores: Float32Array) -> None:
