@@ -12,7 +12,8 @@ import numpy as np
 from ostinato.cache.report import CacheReport
 from ostinato.cache.types import TokenArray
 from ostinato.clock import SystemClock
-from ostinato.config import CacheConfig, OstinatoConfig, load_config
+from ostinato.config import CacheConfig, OstinatoConfig, TiersConfig, load_config
+from ostinato.engine.async_engine import STALL_SECONDS
 from ostinato.engine.build import assemble_core
 from ostinato.engine.core import EngineCore
 from ostinato.engine.integrity import RaiseViolations
@@ -48,11 +49,15 @@ class Bench:
         return str(self.ops.info)
 
     def engine(
-        self, prefix_index: Literal["radix", "block_hash", "none"], pool_tokens: int
+        self,
+        prefix_index: Literal["radix", "block_hash", "none"],
+        pool_tokens: int,
+        tiers: TiersConfig | None = None,
     ) -> EngineCore:
-        """An engine with an empty cache of its own."""
+        """An engine with an empty pool of its own, over `tiers` if there are any."""
         cache = CacheConfig(prefix_index=prefix_index, num_blocks=-(-pool_tokens // 16))
-        config = self.config.model_copy(update={"cache": cache})
+        update = {"cache": cache, "tiers": tiers or TiersConfig()}
+        config = self.config.model_copy(update=update)
         return assemble_core(self.model, self.ops, config, clock=CLOCK, integrity=RaiseViolations())
 
     def prompt(self, rng: np.random.Generator, length: int) -> TokenArray:
@@ -84,6 +89,8 @@ def run_together(
             EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
         )
     while core.has_work:
+        if core.is_stalled:
+            core.wait_for_transfers(STALL_SECONDS)
         for delta in core.step():
             timing = timings[delta.request_id]
             now = CLOCK.monotonic() - start

@@ -11,8 +11,8 @@ from rich.progress import Progress
 
 from benchmarks.engines import CLOCK, Bench, run_together
 from benchmarks.report import Table
+from ostinato.cache.build import build_manager
 from ostinato.cache.layout import KVCacheSpec, KVDtype
-from ostinato.cache.manager import build_manager
 from ostinato.cache.storage import NullKVStorage
 from ostinato.cache.types import NamespaceKey
 from ostinato.engine.request import EngineRequest

@@ -1,1 +1,1 @@
-"""What rounding activations costs in quality, beside llama.cpp. `python -m benchmarks.quality --help`."""
+"""What rounding costs in quality: activations, beside llama.cpp, and K/V formats (`… quality kv`)."""

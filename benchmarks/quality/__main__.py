@@ -1,8 +1,12 @@
-"""`python -m benchmarks.quality`: KL divergence from float32, ours and llama.cpp's, on the same text."""
+"""`python -m benchmarks.quality`: KL divergence from float32, ours and llama.cpp's, on the same text.
+
+`python -m benchmarks.quality kv` measures K/V formats instead.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import track
 
+from benchmarks.quality import kv
 from benchmarks.quality.divergence import Divergence, paired_difference
 from benchmarks.quality.llama_logits import LlamaLogits
 from benchmarks.quality.ostinato_logits import REFERENCE, VARIANTS, OstinatoLogits
@@ -136,4 +141,7 @@ def summary(divergence: Divergence) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["kv"]:
+        kv.main(sys.argv[2:])
+    else:
+        main()

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
 """``(T, vocab)``."""
+LogProbs = npt.NDArray[np.float64]
+"""``(T, vocab)``, natural logarithms."""
 
 
 @dataclass(slots=True)
@@ -28,15 +30,27 @@ class Divergence:
 
     def add(self, reference: Logits, measured: Logits, token_ids: npt.NDArray[np.int32]) -> None:
         """One window: logits of its positions, and its tokens (the next one is what each row predicts)."""
-        reference_log = log_softmax(reference)
-        measured_log = log_softmax(measured)
+        self.add_log_probs(log_softmax(reference), log_softmax(measured), token_ids)
+
+    def add_log_probs(
+        self, reference_log: LogProbs, measured_log: LogProbs, token_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """`add` of what is normalised already. The token after the last position may follow the window's."""
         divergence = (np.exp(reference_log) * (reference_log - measured_log)).sum(axis=1)
         self.kl += divergence.tolist()
         self.same_top += int((reference_log.argmax(1) == measured_log.argmax(1)).sum())
-        self.positions += len(reference)
+        self.positions += len(reference_log)
         rows = np.arange(len(token_ids) - 1)
         self.nll_sum -= float(measured_log[rows, token_ids[1:]].sum())
         self.scored += len(rows)
+
+    def merge(self, other: Divergence) -> None:
+        """Add all windows of `other`."""
+        self.kl += other.kl
+        self.same_top += other.same_top
+        self.positions += other.positions
+        self.nll_sum += other.nll_sum
+        self.scored += other.scored
 
     @property
     def mean(self) -> float:

@@ -12,6 +12,7 @@ from benchmarks.peers.chart import relative, svg_chart
 from benchmarks.peers.contract import Completion, Engine, EngineError
 from benchmarks.peers.counts import ModelCounts, Work, share_of_limit, work_of
 from benchmarks.peers.figures import (
+    LOADS,
     STREAMS,
     Decode,
     Figure,
@@ -25,10 +26,11 @@ from benchmarks.peers.figures import (
 )
 from benchmarks.peers.http_engine import read_stream
 from benchmarks.peers.install import requirements_without_torch
+from benchmarks.peers.journal import Journal, JournalError
 from benchmarks.peers.limits import Limits
 from benchmarks.peers.prompts import PromptMaker
-from benchmarks.peers.runner import Results, measure, start_all
-from benchmarks.peers.table import comparison_table, make_row
+from benchmarks.peers.runner import Plan, Results, Turn, measure, start_all
+from benchmarks.peers.table import comparison_table, make_row, note
 
 LIMITS = Limits(read=10.0, fp32=100.0, int16=200.0, int8=400.0, source="test")
 COUNTS = ModelCounts(layer_ops=1000, head_ops=100, attention_ops=10, weight_bytes=5000, kv_bytes=20)
@@ -84,11 +86,17 @@ class NumberedPrompts:
         return [self._next] * length
 
 
-def run(engines: list[FakeEngine], chosen: list[Scenario], repeats: int = 1) -> Results:
+def run(
+    engines: list[FakeEngine], chosen: list[Scenario], repeats: int = 1, patience: float = 1e9
+) -> Results:
     results, maker = Results(), cast(PromptMaker, NumberedPrompts())
-    running = start_all(engines, maker, results, lambda text: None)
-    measure(running, chosen, maker, repeats, results, lambda text: None)
+    running = start_all(engines, maker, results, ignore)
+    measure(running, Plan(chosen, repeats, patience), maker, results, ignore, ignore)
     return results
+
+
+def ignore(_: object) -> None:
+    """For what nobody listens to."""
 
 
 def test_the_rate_of_a_stream_leaves_out_the_first_token() -> None:
@@ -147,12 +155,74 @@ def test_an_engine_that_fails_is_noted_and_not_asked_again() -> None:
     journal: list[str] = []
     good, bad = FakeEngine(journal, "good"), FakeEngine(journal, "bad")
     results, maker = Results(), cast(PromptMaker, NumberedPrompts())
-    running = start_all([good, bad], maker, results, lambda text: None)
+    running = start_all([good, bad], maker, results, ignore)
     bad.broken = True
-    measure(running, [Prefill(8)], maker, 3, results, lambda text: None)
+    measure(running, Plan([Prefill(8)], 3, 1e9), maker, results, ignore, ignore)
     assert results.failures == {"prefill-8/bad": "broke off"}
     assert journal.count("bad") == 1
     assert len(results.values["prefill-8"]["good"]) == 3
+
+
+def test_an_engine_that_takes_too_long_has_one_turn_and_the_table_says_so() -> None:
+    journal: list[str] = []
+    results = run([FakeEngine(journal, "slow")], [Prefill(8)], repeats=3, patience=0.0)
+    assert journal == ["slow"]
+    assert "Measured once" in note(Plan([Prefill(8)], 3, 0.0), results)
+    assert "prefill-8/slow" in note(Plan([Prefill(8)], 3, 0.0), results)
+    assert "once" not in note(Plan([Prefill(8)], 3, 1e9), results)
+
+
+def test_a_run_that_broke_off_goes_on_with_the_turns_that_are_missing(tmp_path: Path) -> None:
+    path, plan = tmp_path / "results" / "run.jsonl", Plan([Prefill(8), Decode(8, 4)], 2, 1e9)
+    asked: list[list[int]] = []
+
+    class Writing(FakeEngine):
+        def complete(self, prompt: Sequence[int], max_tokens: int) -> Completion:
+            if len(prompt) == 8:
+                asked.append([self.name == "b", *prompt[:1]])
+            return super().complete(prompt, max_tokens)
+
+    def go_on(results: Results, journal: Journal, last: int) -> None:
+        def keep(turn: Turn) -> None:
+            journal.add(turn)
+            if len(asked) == last:
+                raise KeyboardInterrupt
+
+        engines = [Writing([], "a"), Writing([], "b")]
+        maker = cast(PromptMaker, NumberedPrompts())
+        running = start_all(engines, maker, results, ignore)
+        measure(running, plan, maker, results, keep, ignore)
+
+    Journal(path).begin({"model": "m"}, seed=7)
+    with pytest.raises(KeyboardInterrupt):
+        go_on(Results(), Journal(path), last=3)
+    with path.open("a") as file:
+        file.write('{"scenario": "prefill-8", "rou')  # the machine went down here
+    results = Results()
+    seed, turns = Journal(path).resume({"model": "m"})
+    assert seed == 7
+    for turn in turns:
+        results.record(turn)
+    assert plan.wants(FakeEngine([], "a"), results)
+    go_on(results, Journal(path), last=-1)
+    assert len(asked) == 8
+    rounds = [asked[at : at + 2] for at in range(0, 8, 2)]
+    assert all(one[1] == other[1] and one[0] != other[0] for one, other in rounds)
+    assert {len(values) for figure in results.values.values() for values in figure.values()} == {2}
+    assert len(Journal(path).resume({"model": "m"})[1]) == 8
+    assert not plan.wants(FakeEngine([], "a"), results)
+
+
+def test_another_runs_journal_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run.jsonl")
+    with pytest.raises(JournalError, match="there is no run"):
+        journal.resume({"model": "m"})
+    journal.begin({"model": "m"}, seed=7)
+    with pytest.raises(JournalError, match="of another run"):
+        journal.resume({"model": "n"})
+    journal.remove()
+    with pytest.raises(JournalError, match="there is no"):
+        journal.resume({"model": "m"})
 
 
 def test_engines_that_are_missing_or_do_not_start_are_left_out_by_name() -> None:
@@ -236,7 +306,7 @@ def test_streams_read_their_shared_prefix_once() -> None:
 
 
 def test_every_figure_of_every_scenario_has_counts() -> None:
-    for scenario in [*scenarios(quick=True), *scenarios(quick=False)]:
+    for scenario in [scenario for load in LOADS for scenario in scenarios(load)]:
         known = work_of(scenario, COUNTS)
         assert {figure.key for figure in scenario.figures()} <= set(known)
 

@@ -48,5 +48,22 @@ def test_the_paired_difference_cancels_what_both_find_hard() -> None:
     assert paired_difference(ours, theirs) == (1.0, 0.0)
 
 
+def test_windows_in_pieces_add_up_to_the_whole() -> None:
+    rng = np.random.default_rng(1)
+    exact, measured = rng.standard_normal((2, 9, 20)).astype(np.float32)
+    tokens = rng.integers(0, 20, 9).astype(np.int32)
+    whole, pieces = Divergence(), Divergence()
+    whole.add(exact, measured, tokens)
+    for start in (0, 4, 8):
+        part = Divergence()
+        rows = slice(start, start + 4)
+        part.add_log_probs(
+            log_softmax(exact[rows]), log_softmax(measured[rows]), tokens[start : start + 5]
+        )
+        pieces.merge(part)
+    assert pieces == whole
+    assert pieces.perplexity == pytest.approx(whole.perplexity)
+
+
 def test_large_logits_do_not_overflow() -> None:
     assert log_softmax(np.array([[1e4, 0.0]], dtype=np.float32))[0, 0] == pytest.approx(0.0)

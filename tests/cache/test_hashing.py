@@ -68,3 +68,13 @@ def test_a_chain_hashes_each_block_once_as_it_grows_and_so_do_its_forks() -> Non
 def test_a_chain_may_be_asked_for_a_late_block_first() -> None:
     late = HashChain(ROOT).hashes(np.array([1, 2, 3, 4, 5, 6], dtype=np.int32), 2, start=2)
     assert list(late) == _hashes([1, 2, 3, 4, 5, 6])[2:]
+
+
+def test_hashing_ahead_gives_the_hashes_that_asking_one_by_one_gives() -> None:
+    tokens = np.arange(2 * 70 + 1, dtype=np.int32)
+    ahead = HashChain(ROOT)
+    next(ahead.hashes(tokens, 2))
+    assert ahead.extend_to(tokens, 2) == 70
+    assert list(ahead.hashes(tokens, 2)) == _hashes(tokens.tolist())
+    assert ahead.extend_to(tokens[:10], 2) == 70
+    assert HashChain(ROOT).extend_to(tokens[:1], 2) == 0

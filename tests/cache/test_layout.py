@@ -32,8 +32,34 @@ def test_every_number_of_the_layout_is_in_its_digest_and_must_be_positive(name: 
         dataclasses.replace(SMOL, **{name: 0})
 
 
-def test_the_element_type_is_in_the_digest() -> None:
-    assert dataclasses.replace(SMOL, dtype=KVDtype.FP32).digest() != SMOL.digest()
+def test_the_format_is_in_the_digest() -> None:
+    digests = {dataclasses.replace(SMOL, dtype=dtype).digest() for dtype in KVDtype}
+    assert len(digests) == len(KVDtype) == 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_a_record"),
+    [
+        (KVDtype.FP8, 2 * (16 * 64 + 16 * 2)),
+        (KVDtype.INT8, 2 * (16 * 64 + 16 * 2)),
+        (KVDtype.INT4, (16 * 32 + 64 * 4) + (16 * 32 + 16 * 4)),
+    ],
+)
+def test_a_sealed_block_has_a_payload_and_its_scales(dtype: KVDtype, of_a_record: int) -> None:
+    spec = dataclasses.replace(SMOL, dtype=dtype)
+    assert spec.bytes_per_block == 30 * 3 * of_a_record
+    assert spec.bytes_per_token == spec.bytes_per_block / 16
+    assert spec.bytes_per_open_block == SMOL.bytes_per_block
+
+
+def test_records_of_an_odd_size_are_padded_and_bytes_a_token_rounded_up() -> None:
+    spec = KVCacheSpec(1, 1, 2, KVDtype.INT8, 3)  # 3 × 2 + 3 × 2 = 12 bytes: padded to 16
+    assert (spec.bytes_per_block, spec.bytes_per_token) == (32, 11)
+
+
+def test_int4_with_heads_of_an_odd_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="int4 K/V needs an even head_dim, not 63"):
+        dataclasses.replace(SMOL, dtype=KVDtype.INT4, head_dim=63)
 
 
 def test_a_block_is_one_contiguous_piece_and_is_copied_whole() -> None:
@@ -45,6 +71,8 @@ def test_a_block_is_one_contiguous_piece_and_is_copied_whole() -> None:
     storage.copy_block(BlockId(1), BlockId(2))
     np.testing.assert_array_equal(storage.array[2], storage.array[1])
     assert not storage.array[0].any()
+    storage.block_bytes_to_overwrite(BlockId(0))[...] = storage.block_bytes(BlockId(1))
+    np.testing.assert_array_equal(storage.array[0], storage.array[1])
 
 
 def test_null_storage_has_the_shape_but_not_the_bytes() -> None:

@@ -7,8 +7,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from ostinato.cache.build import build_manager
 from ostinato.cache.layout import KVCacheSpec, KVDtype
-from ostinato.cache.manager import KVCacheManager, build_manager
+from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.namespace import CacheNamespace, NamespaceFactory
 from ostinato.cache.storage import HostKVStorage
 from ostinato.cache.types import MissReason, NamespaceKey, TenantId, Tier, TokenArray

@@ -11,13 +11,28 @@ from ostinato.errors import CacheIntegrityError, ConfigError
 
 
 def _pool(num_blocks: int) -> tuple[BlockPool, list[KVCacheBlock]]:
+    """A pool whose index is a chain: the `entry` of a findable block is the block before it, or "root"."""
     forgotten: list[KVCacheBlock] = []
 
-    def forget(block: KVCacheBlock) -> None:
-        block.entry = None
-        forgotten.append(block)
+    def is_leaf(block: KVCacheBlock) -> bool:
+        return all(other.entry is not block for other in pool.blocks)
 
-    return BlockPool(num_blocks, LRU(), forget), forgotten
+    def forget(block: KVCacheBlock) -> KVCacheBlock | None:
+        assert is_leaf(block)
+        before, block.entry = block.entry, None
+        forgotten.append(block)
+        return before if isinstance(before, KVCacheBlock) and is_leaf(before) else None
+
+    pool = BlockPool(num_blocks, LRU(), forget, is_leaf)
+    return pool, forgotten
+
+
+def _publish(pool: BlockPool, blocks: list[KVCacheBlock]) -> None:
+    before: object = "root"
+    for block in blocks:
+        block.entry = before
+        before = block
+    pool.stored(blocks, None)
 
 
 def _states(stats: PoolStats) -> tuple[int, int, int, int]:
@@ -27,7 +42,7 @@ def _states(stats: PoolStats) -> tuple[int, int, int, int]:
 def test_a_released_block_is_free_unless_somebody_can_find_it() -> None:
     pool, _ = _pool(2)
     private, public = pool.allocate(2)
-    public.entry = "somewhere"
+    _publish(pool, [public])
     pool.release([private, public])
     assert _states(pool.stats()) == (1, 0, 1, 0)
     pool.check_integrity()
@@ -36,8 +51,7 @@ def test_a_released_block_is_free_unless_somebody_can_find_it() -> None:
 def test_the_tail_of_a_request_is_evicted_before_its_head() -> None:
     pool, forgotten = _pool(3)
     head, middle, tail = blocks = pool.allocate(3)
-    for block in blocks:
-        block.entry = "somewhere"
+    _publish(pool, blocks)
     pool.release(blocks)
     pool.allocate(2)
     assert forgotten == [tail, middle]
@@ -47,9 +61,9 @@ def test_the_tail_of_a_request_is_evicted_before_its_head() -> None:
 
 def test_a_touched_block_survives_those_that_were_not() -> None:
     pool, forgotten = _pool(2)
-    old, young = blocks = pool.allocate(2)
-    for block in blocks:
-        block.entry = "somewhere"
+    old, young = pool.allocate(2)
+    _publish(pool, [young])
+    _publish(pool, [old])
     pool.release([young])
     pool.release([old])
     pool.touch([young])
@@ -71,7 +85,7 @@ def test_more_than_there_is_cannot_be_allocated_and_nothing_changes() -> None:
 def test_a_block_under_transfer_outlives_its_request_and_is_not_evicted() -> None:
     pool, _ = _pool(1)
     (block,) = pool.allocate(1)
-    block.entry = "somewhere"
+    _publish(pool, [block])
     pool.begin_transfer([block])
     assert _states(pool.stats()) == (0, 1, 0, 0)
     pool.release([block])
@@ -86,7 +100,7 @@ def test_a_block_under_transfer_outlives_its_request_and_is_not_evicted() -> Non
 def test_a_cached_block_may_be_transferred_and_taken_by_a_request_meanwhile() -> None:
     pool, _ = _pool(1)
     (block,) = pool.allocate(1)
-    block.entry = "somewhere"
+    _publish(pool, [block])
     pool.release([block])
     pool.begin_transfer([block])
     pool.begin_transfer([block])
@@ -122,21 +136,21 @@ def test_misuse_is_an_integrity_error() -> None:
         _pool(0)
 
 
-def test_a_displaced_block_that_is_still_held_stays_with_its_holder() -> None:
+def test_a_forgotten_block_that_is_still_held_stays_with_its_holder() -> None:
     pool, _ = _pool(1)
     (block,) = pool.allocate(1)
-    block.entry = "somewhere"
-    with pytest.raises(CacheIntegrityError, match="not displaced"):
-        pool.displaced(block)
+    _publish(pool, [block])
+    with pytest.raises(CacheIntegrityError, match="not forgotten"):
+        pool.forgotten(block)
     block.entry = None
-    pool.displaced(block)
+    pool.forgotten(block)
     assert _states(pool.stats()) == (0, 1, 0, 0)
 
 
 def test_integrity_check_sees_a_block_that_was_forgotten_behind_the_pools_back() -> None:
     pool, _ = _pool(1)
     (block,) = pool.allocate(1)
-    block.entry = "somewhere"
+    _publish(pool, [block])
     pool.release([block])
     block.entry = None
     with pytest.raises(CacheIntegrityError, match="wrongly placed"):
@@ -146,8 +160,7 @@ def test_integrity_check_sees_a_block_that_was_forgotten_behind_the_pools_back()
 def test_a_prefix_under_transfer_stays_reachable_and_is_evicted_tail_first_afterwards() -> None:
     pool, forgotten = _pool(3)
     blocks = pool.allocate(3)
-    for block in blocks:
-        block.entry = "somewhere"
+    _publish(pool, blocks)
     pool.release(blocks)
     pool.begin_transfer(blocks[:2])
     assert _states(pool.stats()) == (0, 0, 1, 2)

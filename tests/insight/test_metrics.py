@@ -3,13 +3,20 @@ clock; one registry a server, so that two servers in a process do not mix."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato.api.app import create_app
 from ostinato.cache.report import CacheReport
+from ostinato.cache.tiers.base import TierFailure, TierStats
+from ostinato.cache.tiers.hierarchy import HierarchyStats
+from ostinato.cache.tiers.loads import LoadCounters
+from ostinato.cache.tiers.stores import StoreCounters
+from ostinato.cache.tiers.transfer import Urgency
 from ostinato.cache.types import MissReason, Tier
 from ostinato.clock import ManualClock
 from ostinato.engine.outputs import FinishReason, OutputDelta
@@ -141,3 +148,42 @@ def test_calls_over_http_are_measured_and_servers_do_not_mix() -> None:
     assert value(samples, "cached_tokens_total", cache_source="device") == 4 * CACHED_TOKENS
     assert value(samples, "cache_miss_reason_total", reason="diverged") == 4
     assert value(untouched, "time_to_first_token_seconds_count") == 0
+
+
+def test_a_scrape_says_what_lies_below_the_device_and_how_loads_are_decided() -> None:
+    ram = TierStats(Tier.RAM, 1000, 300, 3, 0, 0, {}, stored_blocks=5, evicted_blocks=2)
+    disk = TierStats(
+        Tier.DISK, 9000, 700, 7, 0, 0, {}, loaded_blocks=4, failures={TierFailure.CORRUPT: 1}
+    )
+    loads = LoadCounters(Counter({Tier.DISK: 4}), Counter({Tier.DISK: 1}), 6, 3, 1, 2)
+    below = HierarchyStats(
+        tiers=(ram, disk),
+        stores=StoreCounters(11, 12, 13, 14, 15),
+        loads=loads,
+        load_rates={Tier.RAM: 4e9, Tier.DISK: 1e9},
+        prefill_rate=None,
+        bytes_in_flight={Urgency.LOAD: 1, Urgency.PREFETCH: 2, Urgency.STORE: 3},
+        dirty_blocks=0,
+    )
+    stats = replace(FakeBackend().stats(), tiers=below, loading=2)
+    metrics = ServerMetrics(lambda: stats, MODEL, ManualClock())
+    samples = parse(metrics.exposition().decode())
+    assert value(samples, "num_requests_loading") == 2
+    assert value(samples, "tier_bytes", tier="ram") == 300
+    assert value(samples, "tier_capacity_bytes", tier="disk") == 9000
+    assert value(samples, "tier_evicted_blocks_total", tier="ram") == 2
+    assert value(samples, "tier_failures_total", tier="disk", reason="corrupt") == 1
+    assert value(samples, "tier_failures_total", tier="ram", reason="corrupt") == 0
+    ways = {way: value(samples, "offloaded_blocks_total", way=way) for way in WAYS}
+    assert ways == {"through": 11, "back": 12, "down": 13}
+    assert value(samples, "unkept_blocks_total", what="lost") == 14
+    decided = {name: value(samples, "load_decisions_total", decision=name) for name in DECISIONS}
+    assert decided == {"load": 5, "recompute": 3, "probe": 1}
+    assert value(samples, "load_failed_blocks_total", tier="disk") == 1
+    assert value(samples, "load_bytes_per_second", tier="disk") == 1e9
+    assert value(samples, "prefill_tokens_per_second") == 0
+    assert value(samples, "transfer_bytes", kind="store") == 3
+
+
+WAYS = ("through", "back", "down")
+DECISIONS = ("load", "recompute", "probe")

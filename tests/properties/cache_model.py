@@ -6,6 +6,7 @@ is a list of keys (findable blocks) and of unique tokens for private blocks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ class CacheModel:
     tables: list[ModelTable] = field(default_factory=list)
     transfers: list[ModelTransfer] = field(default_factory=list)
     now: int = 0
+    victims: deque[Key] | None = None
+    """What a policy other than LRU gave up, to be followed; None: the model itself says what LRU gives up."""
 
     # -- observations
 
@@ -95,14 +98,18 @@ class CacheModel:
             self.evict_one()
 
     def evict_one(self) -> None:
-        victim = min(self.cached(), key=lambda key: self.entries[key])
-        assert not self._followers(victim), "LRU would evict a block before its successors"
+        if self.victims is None:
+            victim = min(self.cached(), key=lambda key: self.entries[key])
+        else:
+            victim = self.victims.popleft()
+        assert victim in self.cached()
+        assert not self._followers(victim), "a block would be evicted before its successors"
         del self.entries[victim]
 
     def drop(self, blocks: Sequence[Key | object]) -> None:
-        """Called after the blocks have left their holder; stamps those that nobody keeps, tail first."""
+        """Called after the blocks have left their holder; stamps those that can be found, tail first."""
         for block in reversed(blocks):
-            if block in self.entries and not self.refs(block) and not self.moving(block):
+            if block in self.entries:
                 self.now += 1
                 self.entries[block] = self.now  # type: ignore[index]
 
@@ -181,8 +188,9 @@ class CacheModel:
         return transfer
 
     def end_transfer(self, transfer: ModelTransfer) -> None:
-        self.transfers.remove(transfer)
-        self.drop(transfer.blocks)
+        self.transfers.remove(
+            transfer
+        )  # a copy is no use: its blocks keep the time of their last one
 
     def _followers(self, key: object) -> list[Key]:
         return [k for k in self.entries if k != key and self._begins(k, key)]

@@ -7,6 +7,7 @@ reused while it is copied to another tier, K/V of a failed request that can stil
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ from hypothesis.stateful import (
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.eviction import make_policy
 from ostinato.cache.index import BlockHashIndex, PrefixIndex, RadixIndex
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.cache.manager import KVCacheManager
@@ -50,6 +52,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     block_size = 4
     index_type: type[PrefixIndex] = RadixIndex
+    policy_name = "lru"
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +64,24 @@ class CacheMachine(RuleBasedStateMachine):
         spec = KVCacheSpec(1, 1, 1, KVDtype.FP32, self.block_size)
         self.storage = ContentStorage(spec, capacity)
         self.index = self.index_type(self.block_size)  # type: ignore[call-arg]
-        self.manager = KVCacheManager(spec, self.storage, self.index)
+        policy = make_policy(self.policy_name)
+        self.manager = KVCacheManager(spec, self.storage, self.index, policy)
         self.model = CacheModel(capacity, self.block_size, self.index.keeps_partial_blocks)
+        if self.policy_name != "lru":
+            self.model.victims = deque()
+            self._follow_victims(self.model.victims)
+
+    def _follow_victims(self, victims: deque[Key]) -> None:
+        """Tell the model what the pool gives up."""
+        forget = self.manager._pool._forget
+
+        def note_and_forget(block: KVCacheBlock) -> KVCacheBlock | None:
+            key = self._key_of_source(block)
+            assert key is not None
+            victims.append(key)
+            return forget(block)
+
+        self.manager._pool._forget = note_and_forget
 
     @rule(name=st.sampled_from(sorted(NAMESPACES)), data=st.data())
     def allocate(self, name: str, data: st.DataObject) -> None:
@@ -106,6 +125,8 @@ class CacheMachine(RuleBasedStateMachine):
         if takes_over:
             assert source is not None
             mirror = self.model.allocate_in_place(name, tokens, source, partial)
+            if self.model.victims:
+                assert self.model.victims.popleft() == source
         else:
             mirror = self.model.allocate(name, tokens, source, partial)
         self.pairs.append((table, mirror))
@@ -213,6 +234,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert not self.pairs
             assert not self.transfers
             self.model.entries.clear()
+            if self.model.victims is not None:
+                self.model.victims.clear()
         else:
             assert self.pairs or self.transfers
 
@@ -297,4 +320,20 @@ def test_the_cache_agrees_with_a_brute_force_model(
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=80, stateful_step_count=40, deadline=None),
+    )
+
+
+@pytest.mark.parametrize("index_type", [RadixIndex, BlockHashIndex])
+@pytest.mark.parametrize("policy_name", ["lfu", "arc", "reuse_rate"])
+def test_with_every_policy_what_goes_is_a_leaf_and_all_else_is_as_in_the_model(
+    index_type: type[PrefixIndex], policy_name: str
+) -> None:
+    machine = type(
+        f"Machine{index_type.__name__}{policy_name}",
+        (CacheMachine,),
+        {"index_type": index_type, "policy_name": policy_name},
+    )
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=30, stateful_step_count=40, deadline=None),
     )

@@ -3,7 +3,8 @@ breaks no invariant, starves nobody and gives every answer exactly the tokens it
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import settings
@@ -18,11 +19,14 @@ from hypothesis.stateful import (
     rule,
 )
 
+from ostinato.cache.tiers.hierarchy import TierHierarchy
+from ostinato.clock import Clock
 from ostinato.engine.outputs import FinishReason
 from ostinato.errors import CapacityError
 from tests.engine.harness import (
     EOS,
     Collected,
+    EchoStorage,
     Engine,
     collect,
     echo_logits,
@@ -43,6 +47,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine: Engine | None = None
         self.prompts: dict[str, list[int]] = {}
         self.params: dict[str, dict[str, Any]] = {}
+        self.tenants: dict[str, str] = {}
         self.answers: dict[tuple[str, int], Collected] = {}
         self.aborted: set[str] = set()
 
@@ -73,7 +78,11 @@ class EngineMachine(RuleBasedStateMachine):
             long_prefill_tokens=long_prefill,
             max_num_seqs=seats,
             watermark=watermark,
+            tiers=self.tiers_of,
         )
+
+    tiers_of: ClassVar[Callable[[EchoStorage, Clock], TierHierarchy] | None] = None
+    """What lies below the device."""
 
     @rule(
         target=names,
@@ -94,7 +103,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.aborted.add(name)
         else:
             assert fits
-        self.prompts[name], self.params[name] = prompt, params
+        self.prompts[name], self.params[name], self.tenants[name] = prompt, params, tenant
         return name
 
     @precondition(lambda self: self.engine is not None)
@@ -120,7 +129,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.core.check_integrity()
         stats = self.engine.core.stats()
         blocks = stats.blocks
-        assert blocks.free + blocks.in_use + blocks.cached == blocks.total
+        states = blocks.free + blocks.in_use + blocks.cached + blocks.in_transfer
+        assert states == blocks.total
         assert 0 <= stats.used_slots <= stats.allocated_slots
         assert stats.cached_tokens_total <= stats.prompt_tokens_total
         assert stats.running <= self.engine.scheduler._config.max_num_seqs
@@ -136,7 +146,11 @@ class EngineMachine(RuleBasedStateMachine):
         for name in self.prompts.keys() - self.aborted:
             assert self._finished(name)
             self._check_tokens(name)
+        self.settle()
         self.engine.assert_idle()
+
+    def settle(self) -> None:
+        """Let what goes on in the background end."""
 
     def _finished(self, name: str) -> bool:
         indices = range(self.params[name]["n"])

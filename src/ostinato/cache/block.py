@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ostinato.cache.types import BlockId
+from ostinato.cache.identity import BlockIdentity
+from ostinato.cache.retention import Retention
+from ostinato.cache.types import BlockHash, BlockId, TenantId
 
 
 class KVCacheBlock:
@@ -20,17 +22,49 @@ class KVCacheBlock:
         ref_cnt: requests that hold the block. Owned by the pool.
         transfers: copies to or from another tier that are under way. Owned by the pool.
         entry: where the prefix index keeps it, or None while nobody can find it. Owned by the index.
+        identity: its name outside the device, while it is full and findable and there are lower tiers;
+            else None. Owned by the manager.
+        is_candidate: whether the eviction policy holds it. Owned by the pool, as are all below.
+        depth, hits, fan_out, last_used, tenant, retention: see `Evictable`; of a block that can be found.
     """
 
-    __slots__ = ("block_id", "entry", "next_free", "prev_free", "ref_cnt", "transfers")
+    __slots__ = (
+        "block_id",
+        "depth",
+        "entry",
+        "fan_out",
+        "hits",
+        "identity",
+        "is_candidate",
+        "last_used",
+        "next_free",
+        "prev_free",
+        "ref_cnt",
+        "retention",
+        "tenant",
+        "transfers",
+    )
 
     def __init__(self, block_id: BlockId) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
         self.transfers = 0
         self.entry: object | None = None
+        self.identity: BlockIdentity | None = None
+        self.is_candidate = False
+        self.depth = 0
+        self.hits = 0
+        self.fan_out = 0
+        self.last_used = 0
+        self.tenant: TenantId | None = None
+        self.retention: Retention | None = None
         self.prev_free: KVCacheBlock | None = None
         self.next_free: KVCacheBlock | None = None
+
+    @property
+    def ghost_key(self) -> BlockHash | None:
+        """Outlives the block's stay: what is stored again under it is the same K/V."""
+        return self.identity.key if self.identity is not None else None
 
     def __repr__(self) -> str:
         found = "findable" if self.entry is not None else "private"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.hashing import HashChain
-from ostinato.cache.types import NamespaceKey
+from ostinato.cache.types import DEFAULT_TENANT, NamespaceKey, TenantId
 
 
 class BlockTable:
@@ -17,12 +17,13 @@ class BlockTable:
 
     Attributes:
         namespace: under which its blocks are published.
+        tenant: whose budget they count against.
         blocks: in token order; each is held (one reference) by this table.
         num_indexed: this many leading blocks are the prefix index's own.
         hashes: memo of the sequence's block hashes.
     """
 
-    __slots__ = ("_ids", "blocks", "hashes", "namespace", "num_indexed")
+    __slots__ = ("_ids", "blocks", "hashes", "namespace", "num_indexed", "tenant")
 
     def __init__(
         self,
@@ -30,8 +31,10 @@ class BlockTable:
         blocks: Iterable[KVCacheBlock],
         num_indexed: int,
         hashes: HashChain,
+        tenant: TenantId = DEFAULT_TENANT,
     ) -> None:
         self.namespace = namespace
+        self.tenant = tenant
         self.blocks = list(blocks)
         self.num_indexed = num_indexed
         self.hashes = hashes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ostinato.cache.native_hashing import hash_blocks
+from ostinato.cache.native_hashing import HASH_BYTES, hash_blocks
 from ostinato.cache.types import BlockHash, NamespaceKey, TokenArray
 
 HASH_VERSION = b"ostinato-block-v1"
@@ -22,7 +22,7 @@ FIRST_BATCH = 32
 """Blocks that are hashed together at least, if the sequence has them: about 5 µs."""
 
 Digest = Callable[[bytes], bytes]
-"""Maps a message to a digest; replaced in tests to force collisions."""
+"""Maps a message to a digest of `HASH_BYTES`; replaced in tests to force collisions."""
 
 
 def sha256(message: bytes) -> bytes:
@@ -39,11 +39,12 @@ class HashChain:
         root: namespace of the sequence.
     """
 
-    __slots__ = ("_known", "_root")
+    __slots__ = ("_count", "_known", "_root")
 
     def __init__(self, root: NamespaceKey) -> None:
         self._root = root
-        self._known: list[BlockHash] = []
+        self._count = 0
+        self._known = np.empty((0, HASH_BYTES), dtype=np.uint8)  # with room for more than `_count`
 
     def hashes(
         self, token_ids: TokenArray, block_size: int, digest: Digest = sha256, start: int = 0
@@ -58,30 +59,54 @@ class HashChain:
             digest: hash function.
             start: first block that is wanted.
         """
-        known = self._known
         for at in range(start, len(token_ids) // block_size):
-            if len(known) <= at:
+            if self._count <= at:
                 self._extend(token_ids, block_size, digest, at)
-            yield known[at]
+            yield BlockHash(self._known[at].tobytes())
+
+    def extend_to(self, token_ids: TokenArray, block_size: int) -> int:
+        """Hash all full blocks of `token_ids` that are not known yet, in one call; how many are known then."""
+        self._hash_to(token_ids, block_size, len(token_ids) // block_size)
+        return self._count
 
     def _extend(self, token_ids: TokenArray, block_size: int, digest: Digest, at: int) -> None:
         """Hash on, at least to block `at`."""
-        known = self._known
         if digest is sha256:
             # In batches that double: a lookup hashes little more than twice what it asks for.
-            end = max(at + 1, 2 * len(known), FIRST_BATCH)
-            tokens = token_ids[len(known) * block_size : end * block_size]
-            parent = known[-1] if known else self._root
-            known += hash_blocks(HASH_VERSION, parent, tokens, block_size)
+            end = max(at + 1, 2 * self._count, FIRST_BATCH)
+            self._hash_to(token_ids, block_size, min(end, len(token_ids) // block_size))
             return
-        while len(known) <= at:
-            end = (len(known) + 1) * block_size
-            block = np.ascontiguousarray(token_ids[end - block_size : end], dtype="<u4")
-            parent = known[-1] if known else self._root
-            known.append(BlockHash(digest(HASH_VERSION + parent + block.tobytes())))
+        self._reserve(at + 1)
+        while self._count <= at:
+            tokens = token_ids[self._count * block_size : (self._count + 1) * block_size]
+            block = np.ascontiguousarray(tokens, dtype="<u4").tobytes()
+            found = digest(HASH_VERSION + self._last() + block)
+            self._known[self._count] = np.frombuffer(found, dtype=np.uint8)
+            self._count += 1
+
+    def _hash_to(self, token_ids: TokenArray, block_size: int, end: int) -> None:
+        """Hash on to block `end` - 1 in one call."""
+        if end <= self._count:
+            return
+        self._reserve(end)
+        tokens = token_ids[self._count * block_size : end * block_size]
+        out = self._known[self._count : end]
+        hash_blocks(HASH_VERSION, self._last(), tokens, block_size, out)
+        self._count = end
+
+    def _reserve(self, count: int) -> None:
+        """Make room for `count` hashes, and for as many again as there were, so that growing costs little."""
+        if count > len(self._known):
+            grown = np.empty((max(count, 2 * len(self._known)), HASH_BYTES), dtype=np.uint8)
+            grown[: self._count] = self._known[: self._count]
+            self._known = grown
+
+    def _last(self) -> bytes:
+        return self._known[self._count - 1].tobytes() if self._count else self._root
 
     def fork(self) -> HashChain:
         """For a sequence that begins like this one does so far: what is known is not hashed again."""
         twin = HashChain(self._root)
-        twin._known = self._known.copy()
+        twin._known = self._known[: self._count].copy()
+        twin._count = self._count
         return twin

@@ -20,50 +20,26 @@ already is taken out again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import LRU
+from ostinato.cache.eviction import LRU, EvictionPolicy
+from ostinato.cache.expiry import erase_expired, readable_part
 from ostinato.cache.hashing import HashChain
-from ostinato.cache.index import BlockHashIndex, IndexMatch, PrefixIndex, RadixIndex
+from ostinato.cache.identity import identities
+from ostinato.cache.index import IndexMatch, PrefixIndex
+from ostinato.cache.integrity import check_index, check_references
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.cache.pool import BlockPool, PoolStats
-from ostinato.cache.report import CacheReport
+from ostinato.cache.prefix_match import PrefixMatch
+from ostinato.cache.retention import Retention
 from ostinato.cache.storage import KVStorage
-from ostinato.cache.types import MissReason, NamespaceKey, Tier, TokenArray
+from ostinato.cache.tiers.hierarchy import TierHierarchy
+from ostinato.cache.types import DEFAULT_TENANT, MissReason, NamespaceKey, TenantId, TokenArray
+from ostinato.clock import Clock, SystemClock
 from ostinato.errors import CacheIntegrityError
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """What `lookup` found; valid until the next call that changes the cache.
-
-    Attributes:
-        namespace: that was asked.
-        prompt_tokens: length of the query.
-        found: the index's answer, at most `prompt_tokens` - 1 tokens long, since at least one token must be
-            computed for there to be logits.
-        num_tokens: tokens that can be reused.
-        hashes: the sequence's memo of block hashes.
-    """
-
-    namespace: NamespaceKey
-    prompt_tokens: int
-    found: IndexMatch
-    num_tokens: int
-    hashes: HashChain
-
-    def report(self) -> CacheReport:
-        """The report of a request that is admitted with this match."""
-        return CacheReport(
-            prompt_tokens=self.prompt_tokens,
-            read_by_tier={Tier.DEVICE: self.num_tokens} if self.num_tokens else {},
-            copied_tokens=self.found.partial_tokens,
-            miss_reason=self.found.reason,
-        )
 
 
 class KVCacheManager:
@@ -75,13 +51,30 @@ class KVCacheManager:
         spec: shape of a block.
         storage: the bytes behind the blocks.
         index: where prefixes are found; None switches prefix caching off.
+        policy: which cached block goes next; LRU if None.
+        clock: of promises.
+        tiers: what lies below the device; None if nothing does.
     """
 
-    def __init__(self, spec: KVCacheSpec, storage: KVStorage, index: PrefixIndex | None) -> None:
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        storage: KVStorage,
+        index: PrefixIndex | None,
+        policy: EvictionPolicy[KVCacheBlock] | None = None,
+        tiers: TierHierarchy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.spec = spec
         self.storage = storage
+        self.tiers = tiers
         self._index = index
-        self._pool = BlockPool(storage.num_blocks, LRU(), self._forget)
+        policy = LRU() if policy is None else policy
+        self._names_blocks = tiers is not None or policy.wants_ghost_keys
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._pool = BlockPool(storage.num_blocks, policy, self._evict, self._is_leaf, self._clock)
+        if tiers is not None:
+            tiers.attach(self._pool)
 
     @property
     def block_size(self) -> int:
@@ -108,14 +101,19 @@ class KVCacheManager:
         return self._pool.stats()
 
     def lookup(
-        self, namespace: NamespaceKey, token_ids: TokenArray, hashes: HashChain | None = None
+        self,
+        namespace: NamespaceKey,
+        token_ids: TokenArray,
+        hashes: HashChain | None = None,
+        tenant: TenantId = DEFAULT_TENANT,
     ) -> PrefixMatch:
-        """Find the longest reusable prefix of a prompt. Changes nothing.
+        """Find the longest prefix of a prompt that is on the device. Changes nothing.
 
         Args:
             namespace: scope of the prompt.
             token_ids: the prompt.
             hashes: memo of a sequence that is looked up more than once; a new one if there is none.
+            tenant: whose prompt it is; `namespace` is one of theirs.
         """
         if hashes is None:
             hashes = HashChain(namespace)
@@ -123,8 +121,9 @@ class KVCacheManager:
             found = IndexMatch((), None, 0, MissReason.DISABLED)
         else:
             found = self._index.match(namespace, token_ids[:-1], hashes)
+            found = readable_part(found, self._pool)
         num_tokens = len(found.blocks) * self.block_size + found.partial_tokens
-        return PrefixMatch(namespace, len(token_ids), found, num_tokens, hashes)
+        return PrefixMatch(namespace, len(token_ids), found, num_tokens, hashes, tenant)
 
     def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Available blocks that `allocate` would take, cached ones it adopts included."""
@@ -161,25 +160,38 @@ class KVCacheManager:
             return self._allocate_in_place(match, found.partial, num_tokens)
         if lacking > 0:
             return None
-        self._pool.touch(found.blocks)
+        self._pool.reuse(found.blocks)
         source = [found.partial] if found.partial is not None else []
-        self._pool.touch(source)  # what is to be copied must outlive the allocation
-        fresh = self._pool.allocate(self.spec.blocks_for(num_tokens) - len(found.blocks))
+        self._pool.reuse(source)  # what is to be copied must outlive the allocation
+        fresh = self._pool.allocate(
+            self.spec.blocks_for(num_tokens) - len(found.blocks), len(found.blocks), match.tenant
+        )
         for block in source:
             self.storage.copy_block(block.block_id, fresh[0].block_id)
         self._pool.release(source)
-        return BlockTable(match.namespace, [*found.blocks, *fresh], len(found.blocks), match.hashes)
+        if self.tiers is not None and found.blocks:
+            self.tiers.reused(found.blocks[-1])
+        return self._table(match, [*found.blocks, *fresh])
 
     def _allocate_in_place(
         self, match: PrefixMatch, source: KVCacheBlock, num_tokens: int
     ) -> BlockTable:
         """`allocate` that makes `source`, in which the match ends, the sequence's own."""
         kept = [*match.found.blocks, source]
-        self._pool.touch(kept)
-        fresh = self._pool.allocate(self.spec.blocks_for(num_tokens) - len(kept))
+        self._pool.reuse(kept)
+        fresh = self._pool.allocate(
+            self.spec.blocks_for(num_tokens) - len(kept), len(kept), match.tenant
+        )
         # That took every block there was, so what followed `source` is evicted and it is a leaf.
-        self._forget(source)
-        return BlockTable(match.namespace, [*kept, *fresh], len(kept) - 1, match.hashes)
+        self._evict(source)
+        self._pool.forgotten(source)
+        return self._table(match, [*kept, *fresh])
+
+    def _table(self, match: PrefixMatch, blocks: Sequence[KVCacheBlock]) -> BlockTable:
+        """Over `blocks`, of which those that `match` found in full are indexed."""
+        return BlockTable(
+            match.namespace, blocks, len(match.found.blocks), match.hashes, match.tenant
+        )
 
     def extend(self, table: BlockTable, num_computed: int, num_tokens: int) -> bool:
         """Make slots ``[num_computed, num_tokens)`` exist and writable.
@@ -194,12 +206,13 @@ class KVCacheManager:
         missing = max(self.spec.blocks_for(num_tokens) - table.num_blocks, 0)
         if len(shared) + missing > self._pool.num_available:
             return False
-        for at, copy in zip(shared, self._pool.allocate(len(shared)), strict=True):
+        copies = self._pool.allocate(len(shared), first, table.tenant)
+        for at, copy in zip(shared, copies, strict=True):
             original = table.blocks[at]
             self.storage.copy_block(original.block_id, copy.block_id)
             table.replace(at, copy)
             self._pool.release([original])
-        table.append(self._pool.allocate(missing))
+        table.append(self._pool.allocate(missing, table.num_blocks, table.tenant))
         return True
 
     def publish(self, table: BlockTable, token_ids: TokenArray, num_computed: int) -> None:
@@ -218,7 +231,17 @@ class KVCacheManager:
     def fork(self, table: BlockTable) -> BlockTable:
         """A second sequence over the same blocks; whoever writes first copies the block it writes."""
         self._pool.touch(table.blocks)
-        return BlockTable(table.namespace, table.blocks, table.num_indexed, table.hashes.fork())
+        return BlockTable(
+            table.namespace, table.blocks, table.num_indexed, table.hashes.fork(), table.tenant
+        )
+
+    def keep_promises(
+        self, blocks: Sequence[KVCacheBlock], promises: Sequence[Retention | None]
+    ) -> None:
+        """Findable `blocks`, all held, came from a tier, where these were promised to them: a hit there."""
+        for block, promise in zip(blocks, promises, strict=False):
+            if promise is not None:
+                self._pool.retain([block], promise.refreshed(self._clock.time()))
 
     def release(self, table: BlockTable, token_ids: TokenArray, num_computed: int) -> None:
         """End a sequence: publish all that was computed, then give the blocks back, tail first."""
@@ -239,8 +262,38 @@ class KVCacheManager:
         for block in reversed(blocks[: table.num_indexed]):
             if self._index is None or block.ref_cnt > 1 or not self._index.is_leaf(block):
                 break
-            self._index.evict(block)
+            self._erase(block)
+            self._pool.forgotten(block)
         self._pool.release(blocks)
+
+    def retain(
+        self, table: BlockTable, num_tokens: int, ttl: float, expire: Literal["soft", "hard"]
+    ) -> Retention:
+        """Promise that the findable blocks among the first `num_tokens` tokens stay; a hit refreshes it.
+
+        Args:
+            table: of the sequence, after it was published.
+            num_tokens: length of the prefix.
+            ttl: seconds from now, and from each hit.
+            expire: what becomes of them after that: ordinary, or unreadable and then erased.
+        """
+        retention = Retention.starting(self._clock.time(), ttl, hard=expire == "hard")
+        blocks = table.blocks[: self.spec.blocks_for(num_tokens)]
+        self._pool.retain([block for block in blocks if block.entry is not None], retention)
+        if self.tiers is not None:
+            named = [block for block in blocks if block.identity is not None]
+            self.tiers.promised(named)
+        return retention
+
+    def expire(self) -> int:
+        """Erase what may not be read any more, with all that follows it; returns how many blocks that was.
+
+        For every step of the engine: costs nothing while no hard promise is due. What somebody still
+        holds is unreadable too, and erased by a later call.
+        """
+        if self.tiers is not None:
+            self.tiers.expire()
+        return 0 if self._index is None else erase_expired(self._pool, self._index, self._erase)
 
     def reset(self) -> bool:
         """Forget everything that is cached. False, and nothing done, while any block is held."""
@@ -261,40 +314,49 @@ class KVCacheManager:
             CacheIntegrityError: naming what is wrong.
         """
         self._pool.check_integrity()
-        findable = sum(block.entry is not None for block in self._pool.blocks)
-        indexed = 0
-        if self._index is not None:
-            self._index.check_integrity()
-            indexed = self._index.size_info().num_blocks
-        if findable != indexed:
-            raise CacheIntegrityError(f"{indexed} blocks are indexed, {findable} believe they are")
-        if tables is None:
-            return
-        counts = [0] * self.num_blocks
-        for table in tables:
-            for block in table.blocks:
-                counts[block.block_id] += 1
-        for block, count in zip(self._pool.blocks, counts, strict=True):
-            if block.ref_cnt != count:
-                raise CacheIntegrityError(f"{block!r} is held by {count} tables")
+        if self.tiers is not None:
+            self.tiers.check_integrity(self._pool.blocks)
+        check_index(self._pool, self._index)
+        if tables is not None:
+            check_references(self._pool, tables)
 
     def _insert(self, table: BlockTable, token_ids: TokenArray, full: int) -> None:
         start = table.num_indexed
         if self._index is None or full <= start:
             return
         tokens = token_ids[: full * self.block_size]
+        offered = table.blocks[start:full]
         result = self._index.insert(
             table.namespace, tokens, table.blocks[:full], start, table.hashes
         )
-        for at, indexed in enumerate(result.blocks, start):
-            own = table.blocks[at]
-            if indexed is not own:
-                self._pool.touch([indexed])
-                table.replace(at, indexed)
-                self._pool.release([own])
+        fresh = result.blocks
+        if fresh != offered:  # compared far faster than walked through
+            self._adopt(table, result.blocks, start)
+            fresh = [block for block, own in zip(fresh, offered, strict=False) if block is own]
         table.num_indexed = start + len(result.blocks)
+        depth = table.num_indexed - len(fresh)
+        if self._names_blocks:
+            names = identities(table.hashes, tokens, self.block_size, table.tenant, depth)
+            for block, name in zip(fresh, names, strict=False):
+                block.identity = name
+        self._store(table, fresh, depth)
+        if self.tiers is not None:
+            self.tiers.published(fresh)
         for block in result.displaced:
-            self._pool.displaced(block)
+            self._pool.forgotten(block)
+
+    def _store(self, table: BlockTable, fresh: Sequence[KVCacheBlock], depth: int) -> None:
+        """`fresh`, blocks of `table` from position `depth` on, have become findable."""
+        self._pool.stored(fresh, table.blocks[depth - 1] if depth else None)
+
+    def _adopt(self, table: BlockTable, indexed: Sequence[KVCacheBlock], start: int) -> None:
+        """From block `start` on, hold the blocks that are indexed in the place of equal ones of its own."""
+        for at, block in enumerate(indexed, start):
+            own = table.blocks[at]
+            if block is not own:
+                self._pool.touch([block])
+                table.replace(at, block)
+                self._pool.release([own])
 
     def _publish_tail(self, table: BlockTable, token_ids: TokenArray, full: int) -> None:
         """Publish the partial last block, unless a fork that may still write to it shares it."""
@@ -302,29 +364,37 @@ class KVCacheManager:
         if index is None or not index.keeps_partial_blocks or table.blocks[full].ref_cnt > 1:
             return
         result = index.insert(table.namespace, token_ids, table.blocks[: full + 1], full)
+        if result.blocks[0] is table.blocks[full]:
+            self._store(table, result.blocks, full)
         for block in result.displaced:
-            self._pool.displaced(block)
+            self._pool.forgotten(block)
 
-    def _forget(self, block: KVCacheBlock) -> None:
+    def _evict(self, block: KVCacheBlock) -> KVCacheBlock | None:
+        """`_forget` a block whose content is sound: a lower tier may keep it."""
+        if self.tiers is not None:
+            self.tiers.evicting(block)
+        return self._forget(block)
+
+    def _erase(self, block: KVCacheBlock) -> KVCacheBlock | None:
+        """`_forget` a block whose content must not be used again, in no tier."""
+        if self.tiers is not None and block.identity is not None:
+            self.tiers.erase([block.identity.key])
+        return self._forget(block)
+
+    def _forget(self, block: KVCacheBlock) -> KVCacheBlock | None:
+        """Make `block` unfindable; returns the block before it if nothing follows that one any more."""
         if self._index is None:
             raise CacheIntegrityError(f"{block!r} is cached but there is no index")
-        self._index.evict(block)
+        before = self._index.evict(block)
+        if self.tiers is not None:
+            self.tiers.forgotten(block)
+        block.identity = None
+        return before
+
+    def _is_leaf(self, block: KVCacheBlock) -> bool:
+        return self._index is not None and self._index.is_leaf(block)
 
 
 def _is_idle(block: KVCacheBlock) -> bool:
     """Nobody holds it and no copy of it is under way."""
     return block.ref_cnt == 0 and block.transfers == 0
-
-
-def build_manager(
-    spec: KVCacheSpec,
-    storage: KVStorage,
-    prefix_index: Literal["radix", "block_hash", "none"],
-) -> KVCacheManager:
-    """A manager with the index of that name."""
-    index: PrefixIndex | None = None
-    if prefix_index == "radix":
-        index = RadixIndex(spec.block_size)
-    elif prefix_index == "block_hash":
-        index = BlockHashIndex(spec.block_size)
-    return KVCacheManager(spec, storage, index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ostinato.cache.tiers.cost import LoadDecision
 from ostinato.cache.types import MissReason, Tier
 
 
@@ -20,12 +21,15 @@ class CacheReport:
         read_by_tier: prompt tokens whose K/V was reused, by the tier they were found in.
         copied_tokens: how many of them lay inside a block and were copied or taken over with it.
         miss_reason: why reuse ended at `cached_tokens`.
+        load: what was found below the device, and the figures by which it was loaded or computed; None if
+            there is nothing below.
     """
 
     prompt_tokens: int
     read_by_tier: Mapping[Tier, int] = field(default_factory=dict)
     copied_tokens: int = 0
     miss_reason: MissReason = MissReason.COLD
+    load: LoadDecision | None = None
 
     @property
     def cached_tokens(self) -> int:

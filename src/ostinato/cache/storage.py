@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ostinato.cache.codec.base import KEY, VALUE, Bytes, Float32Array
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.cache.types import BlockId
 from ostinato.errors import ConfigError
@@ -58,6 +59,34 @@ class HostKVStorage:
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         np.copyto(self.array[target], self.array[source])
+
+    def block_bytes(self, block_id: BlockId) -> Bytes:
+        """The bytes of a block as they are kept elsewhere, ``(bytes_per_block,)``; a view."""
+        data: Bytes = self.array[block_id].reshape(-1).view(np.uint8)
+        return data
+
+    def block_bytes_to_overwrite(self, block_id: BlockId) -> Bytes:
+        """Like `block_bytes`, for a caller that will fill them; what the block held is lost."""
+        return self.block_bytes(block_id)
+
+    def read(
+        self, block_ids: npt.NDArray[np.integer[Any]], layer_index: int, part: int
+    ) -> npt.NDArray[np.generic]:
+        """K (0) or V (1) of one layer of some blocks, ``(n, kv heads, block_size, head_dim)``."""
+        found: npt.NDArray[np.generic] = self.array[block_ids, layer_index, part]
+        return found
+
+    def write(
+        self,
+        block_ids: npt.NDArray[np.integer[Any]],
+        offsets: npt.NDArray[np.integer[Any]],
+        layer_index: int,
+        key: Float32Array,
+        value: Float32Array,
+    ) -> None:
+        """Store K and V of one layer, each ``(T, kv heads, head_dim)``, token t in ``block_ids[t]``."""
+        self.array[block_ids, layer_index, KEY, :, offsets] = key
+        self.array[block_ids, layer_index, VALUE, :, offsets] = value
 
 
 class NullKVStorage:

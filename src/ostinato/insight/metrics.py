@@ -18,6 +18,7 @@ from ostinato.cache.types import MissReason, Tier
 from ostinato.clock import Clock
 from ostinato.engine.outputs import FinishReason, OutputDelta
 from ostinato.engine.stats import EngineStats
+from ostinato.insight.tier_metrics import TierFamilies
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX = "ostinato:"
@@ -110,12 +111,17 @@ class ServerMetrics:
 
 
 class RequestTimer:
-    """Latencies of one call. Hand it every delta, then `finish` once if the call came to its end."""
+    """Latencies of one call. Hand it every delta, then `finish` once if the call came to its end.
+
+    Attributes:
+        first_token_at: monotonic seconds of the first token of any answer; None before.
+    """
 
     def __init__(self, metrics: ServerMetrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
         self._start = clock.monotonic()
+        self.first_token_at: float | None = None
         self._last_token: dict[tuple[int, int], float] = {}
         self._reported: set[int] = set()
 
@@ -127,6 +133,8 @@ class RequestTimer:
         if not delta.token_ids:
             return
         now = self._clock.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = now
         answer = (prompt_index, delta.index)
         if answer in self._last_token:
             self._metrics.observe_next_tokens(now - self._last_token[answer])
@@ -146,6 +154,7 @@ class EngineCollector(Collector):
         self._stats = stats
         self._names = list(labels)
         self._values = list(labels.values())
+        self._tiers = TierFamilies(PREFIX, labels)
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry at each scrape."""
@@ -153,6 +162,8 @@ class EngineCollector(Collector):
         yield from self._token_counters(stats)
         yield from self._engine_counters(stats)
         yield from self._gauges(stats)
+        if stats.tiers is not None:
+            yield from self._tiers.collect(stats.tiers)
 
     def _token_counters(self, stats: EngineStats) -> Iterable[Metric]:
         yield self._counter(
@@ -199,6 +210,9 @@ class EngineCollector(Collector):
     def _gauges(self, stats: EngineStats) -> Iterable[Metric]:
         yield self._gauge("num_requests_running", "Sequences that hold blocks.", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.waiting)
+        yield self._gauge(
+            "num_requests_loading", "Requests whose K/V comes from a lower tier now.", stats.loading
+        )
         blocks = stats.blocks
         by_state = GaugeMetricFamily(
             f"{PREFIX}kv_blocks",

@@ -119,8 +119,11 @@ class PrefixIndex(ABC):
         """
 
     @abstractmethod
-    def evict(self, block: KVCacheBlock) -> None:
+    def evict(self, block: KVCacheBlock) -> KVCacheBlock | None:
         """Forget `block`; its `entry` becomes None.
+
+        Returns:
+            The block before it if that one has become a leaf, else None.
 
         Raises:
             CacheIntegrityError: if the block is not indexed, or if others follow it (leaf rule).

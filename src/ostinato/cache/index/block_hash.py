@@ -1,11 +1,15 @@
-"""BlockHashIndex: a dictionary from the chain hash of a full block to the block.
+"""BlockHashIndex: a dictionary from the chain hash of a full block to the run of blocks that begins there.
 
-Lookups cost one hash and one dictionary probe a block, there is nothing to restructure, and the same keys
-name blocks in other processes and tiers. The price: only whole blocks are reused.
+    "… system …"  hash(b0) ─► [b0 b1 b2 b3 b4]
+                                     └─ after b2:  hash(b7) ─► [b7 b8]        (another continuation)
 
-A hash is never believed by itself. An entry also keeps its tokens and its parent's entry, and a match is a
-chain of entries in which each one's parent is the entry matched before it. So two different prefixes whose
-hashes collide cannot be served each other's K/V; the later one simply stays unindexed.
+A prompt is looked up by the hash of its first block; the run found there is compared token by token, and where
+the prompt parts from it, the hash of the next block may name another run. So there is one entry, one probe and
+one comparison for each fork and not for each block, nothing is ever restructured, and the names are those by
+which blocks are known in other processes and tiers. The price: only whole blocks are reused.
+
+A hash is never believed by itself: a run also knows what it continues, and its tokens are compared. So two
+different prefixes whose hashes collide cannot be served each other's K/V; the later one simply stays unindexed.
 
 Why reuse ended is known as far as hashes tell: a miss in a namespace that holds anything is NOT_CACHED,
 whether its text parts from a cached one there (DIVERGED in the radix index) or was never stored.
@@ -15,39 +19,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.hashing import Digest, HashChain, sha256
 from ostinato.cache.index.base import IndexMatch, InsertResult, PrefixIndex, SizeInfo
+from ostinato.cache.index.hash_run import HashRun
 from ostinato.cache.types import BlockHash, MissReason, NamespaceKey, TokenArray
 from ostinato.errors import CacheIntegrityError
-
-
-class _Entry:
-    """One indexed block. `block_hash` names the whole prefix that ends in it."""
-
-    __slots__ = ("block", "block_hash", "namespace", "num_children", "parent", "tokens")
-
-    def __init__(
-        self,
-        block: KVCacheBlock,
-        block_hash: BlockHash,
-        namespace: NamespaceKey,
-        parent: _Entry | None,
-        tokens: bytes,
-    ) -> None:
-        self.block = block
-        self.block_hash = block_hash
-        self.namespace = namespace
-        self.parent = parent
-        self.tokens = tokens
-        self.num_children = 0
-
-    def holds(self, namespace: NamespaceKey, parent: _Entry | None, tokens: bytes) -> bool:
-        """Whether this entry really is that block of that prefix."""
-        return self.parent is parent and self.tokens == tokens and self.namespace == namespace
 
 
 class BlockHashIndex(PrefixIndex):
@@ -63,27 +44,28 @@ class BlockHashIndex(PrefixIndex):
     def __init__(self, block_size: int, digest: Digest = sha256) -> None:
         self.block_size = block_size
         self._digest = digest
-        self._entries: dict[BlockHash, _Entry] = {}
-        self._per_namespace: Counter[NamespaceKey] = Counter()
+        self._runs: dict[BlockHash, HashRun] = {}
+        self._blocks_of: Counter[NamespaceKey] = Counter()
 
     def match(
         self, namespace: NamespaceKey, token_ids: TokenArray, hashes: HashChain | None = None
     ) -> IndexMatch:
-        if len(token_ids) < self.block_size:
-            reason = MissReason.BELOW_BLOCK if len(token_ids) else MissReason.NONE
+        full, rest = divmod(len(token_ids), self.block_size)
+        if not full:
+            reason = MissReason.BELOW_BLOCK if rest else MissReason.NONE
             return IndexMatch((), None, 0, reason)
-        if not self._per_namespace[namespace]:
+        if namespace not in self._blocks_of:
             return IndexMatch((), None, 0, MissReason.COLD)
+        chain = hashes or HashChain(namespace)
         blocks: list[KVCacheBlock] = []
-        parent: _Entry | None = None
-        chain = (hashes or HashChain(namespace)).hashes(token_ids, self.block_size, self._digest)
-        for block_hash, tokens in zip(chain, self._split(token_ids), strict=True):
-            entry = self._entries.get(block_hash)
-            if entry is None or not entry.holds(namespace, parent, tokens):
+        run: HashRun | None = None
+        at = 0
+        while len(blocks) < full:
+            run = self._find(namespace, run, at, token_ids, len(blocks), chain)
+            if run is None:
                 return IndexMatch(blocks, None, 0, MissReason.NOT_CACHED)
-            blocks.append(entry.block)
-            parent = entry
-        rest = len(token_ids) % self.block_size
+            at = run.shared(0, token_ids[len(blocks) * self.block_size :], self.block_size)
+            blocks.extend(run.blocks[:at])
         return IndexMatch(blocks, None, 0, MissReason.BELOW_BLOCK if rest else MissReason.NONE)
 
     def insert(
@@ -95,97 +77,130 @@ class BlockHashIndex(PrefixIndex):
         hashes: HashChain | None = None,
     ) -> InsertResult:
         self._check_offer(token_ids, blocks)
-        parent = self._entry_of(blocks[start - 1]) if start else None
         chain = hashes or HashChain(namespace)
-        new_hashes = chain.hashes(token_ids, self.block_size, self._digest, start)
-        new_tokens = self._split(token_ids[start * self.block_size :])
+        run = self._run_of(blocks[start - 1]) if start else None
+        at = start - run.depth if run is not None else 0
         indexed: list[KVCacheBlock] = []
-        for block, block_hash, tokens in zip(blocks[start:], new_hashes, new_tokens, strict=True):
-            entry = self._entries.get(block_hash)
-            if entry is None:
-                entry = self._add(block, block_hash, namespace, parent, tokens)
-            elif not entry.holds(namespace, parent, tokens):
-                break  # a collision: what follows stays private
-            indexed.append(entry.block)
-            parent = entry
+        while (done := start + len(indexed)) < len(blocks):
+            rest = token_ids[done * self.block_size :]
+            if run is not None and at < len(run.blocks):
+                same = run.shared(at, rest, self.block_size)
+                indexed += run.blocks[at : at + same]
+                at += same
+                if same:
+                    continue
+            child = self._find(namespace, run, at, token_ids, done, chain)
+            if child is not None:
+                run, at = child, 0
+                continue
+            if run is None or run.branches[at] or at < len(run.blocks):
+                name = self._name(token_ids, done, chain)
+                if name in self._runs:
+                    break  # a collision: what follows stays private
+                run = self._branch(name, namespace, run, at)
+            run.extend(rest, blocks[done:])
+            self._blocks_of[namespace] += len(blocks) - done
+            indexed += blocks[done:]
         return InsertResult(indexed)
 
     def is_leaf(self, block: KVCacheBlock) -> bool:
-        return self._entry_of(block).num_children == 0
+        return self._run_of(block).is_last(block)
 
-    def evict(self, block: KVCacheBlock) -> None:
-        entry = self._entry_of(block)
-        if entry.num_children:
-            raise CacheIntegrityError(f"{block!r} is followed by {entry.num_children} blocks")
-        del self._entries[entry.block_hash]
-        self._per_namespace[entry.namespace] -= 1
-        if not self._per_namespace[entry.namespace]:
-            del self._per_namespace[entry.namespace]
-        if entry.parent is not None:
-            entry.parent.num_children -= 1
-        block.entry = None
+    def evict(self, block: KVCacheBlock) -> KVCacheBlock | None:
+        run = self._run_of(block)
+        if not run.is_last(block):
+            raise CacheIntegrityError(f"{block!r} is followed by other blocks")
+        run.drop_last(self.block_size)
+        self._blocks_of[run.namespace] -= 1
+        if not self._blocks_of[run.namespace]:
+            del self._blocks_of[run.namespace]
+        if not run.blocks:
+            del self._runs[run.name]
+            return run.leave()
+        return run.blocks[-1] if not run.branches[len(run.blocks)] else None
 
     def size_info(self) -> SizeInfo:
-        count = len(self._entries)
-        return SizeInfo(count, count * self.block_size, len(self._per_namespace))
+        count = self._blocks_of.total()
+        return SizeInfo(count, count * self.block_size, len(self._blocks_of))
 
     def chains(self) -> Iterator[tuple[NamespaceKey, TokenArray, Sequence[KVCacheBlock]]]:
-        for leaf in self._entries.values():
-            if leaf.num_children:
+        for run in self._runs.values():
+            if run.branches[len(run.blocks)]:
                 continue
-            path: list[_Entry] = []
-            entry: _Entry | None = leaf
-            while entry is not None:
-                path.append(entry)
-                entry = entry.parent
-            path.reverse()
-            tokens = np.frombuffer(b"".join(e.tokens for e in path), dtype=np.int32)
-            yield leaf.namespace, tokens, [e.block for e in path]
+            tokens, blocks = [run.tokens], run.blocks
+            step = run
+            while step.parent is not None:
+                tokens.append(step.parent.tokens[: step.offset * self.block_size])
+                blocks = step.parent.blocks[: step.offset] + blocks
+                step = step.parent
+            yield run.namespace, np.concatenate(tokens[::-1]), blocks
 
     def check_integrity(self) -> None:
-        if self._per_namespace != Counter(entry.namespace for entry in self._entries.values()):
-            raise CacheIntegrityError("the entries of a namespace are miscounted")
-        children: dict[int, int] = {}
-        held: dict[int, int] = {}
-        for block_hash, entry in self._entries.items():
-            if entry.block.entry is not entry or entry.block_hash != block_hash:
-                raise CacheIntegrityError(f"{entry.block!r} and its entry disagree")
-            if entry.parent is None:
-                continue
-            if self._entries.get(entry.parent.block_hash) is not entry.parent:
-                raise CacheIntegrityError(f"{entry.block!r} is cached without its predecessor")
-            children[id(entry.parent)] = children.get(id(entry.parent), 0) + 1
-            held[id(entry.parent)] = held.get(id(entry.parent), 0) + entry.block.ref_cnt
-        for entry in self._entries.values():
-            if entry.num_children != children.get(id(entry), 0):
-                raise CacheIntegrityError(f"{entry.block!r} miscounts its successors")
-            if entry.block.ref_cnt < held.get(id(entry), 0):
-                raise CacheIntegrityError(f"{entry.block!r} is held less often than its successors")
+        counted: Counter[NamespaceKey] = Counter()
+        branches: Counter[tuple[BlockHash, int]] = Counter()
+        held: Counter[tuple[BlockHash, int]] = Counter()
+        for name, run in self._runs.items():
+            counted[run.namespace] += len(run.blocks)
+            if run.name != name or not run.blocks:
+                raise CacheIntegrityError("a run is empty, or not where its name says")
+            if len(run.tokens) != len(run.blocks) * self.block_size:
+                raise CacheIntegrityError(f"{len(run.tokens)} tokens in {len(run.blocks)} blocks")
+            if any(block.entry is not run for block in run.blocks):
+                raise CacheIntegrityError("a block and its run disagree")
+            if (parent := run.parent) is not None:
+                known = self._runs.get(parent.name) is parent and run.offset <= len(parent.blocks)
+                if not known or run.depth != parent.depth + run.offset:
+                    raise CacheIntegrityError(
+                        f"{run.blocks[0]!r} is cached without what it follows"
+                    )
+                branches[parent.name, run.offset] += 1
+                held[parent.name, run.offset] += run.blocks[0].ref_cnt
+        if counted != self._blocks_of:
+            raise CacheIntegrityError("the blocks of a namespace are miscounted")
+        for name, run in self._runs.items():
+            for at, count in run.branches.items():
+                if count != branches[name, at]:
+                    raise CacheIntegrityError(f"a run miscounts what follows its block {at}")
+            counts = [block.ref_cnt for block in run.blocks]
+            after = [held[name, at] for at in range(1, len(counts) + 1)]
+            if any(
+                a < b + more for (a, b), more in zip(pairwise([*counts, 0]), after, strict=True)
+            ):
+                raise CacheIntegrityError(
+                    f"a block is held less often than its successors: {counts}"
+                )
 
-    def _add(
+    def _name(self, token_ids: TokenArray, at: int, chain: HashChain) -> BlockHash:
+        """Chain hash of block `at`."""
+        return next(chain.hashes(token_ids, self.block_size, self._digest, at))
+
+    def _find(
         self,
-        block: KVCacheBlock,
-        block_hash: BlockHash,
         namespace: NamespaceKey,
-        parent: _Entry | None,
-        tokens: bytes,
-    ) -> _Entry:
-        entry = _Entry(block, block_hash, namespace, parent, tokens)
-        self._entries[block_hash] = entry
-        self._per_namespace[namespace] += 1
-        block.entry = entry
-        if parent is not None:
-            parent.num_children += 1
-        return entry
+        parent: HashRun | None,
+        offset: int,
+        token_ids: TokenArray,
+        at: int,
+        chain: HashChain,
+    ) -> HashRun | None:
+        """The run after the first `offset` blocks of `parent` that begins with block `at` of `token_ids`."""
+        if parent is not None and not parent.branches[offset]:
+            return None
+        run = self._runs.get(self._name(token_ids, at, chain))
+        if run is None or not run.continues(namespace, parent, offset):
+            return None
+        block = token_ids[at * self.block_size : (at + 1) * self.block_size]
+        return run if run.shared(0, block, self.block_size) else None
 
-    def _split(self, token_ids: TokenArray) -> list[bytes]:
-        """The bytes of each full block."""
-        encoded = np.ascontiguousarray(token_ids, dtype=np.int32).tobytes()
-        width = 4 * self.block_size
-        return [encoded[end - width : end] for end in range(width, len(encoded) + 1, width)]
+    def _branch(
+        self, name: BlockHash, namespace: NamespaceKey, parent: HashRun | None, offset: int
+    ) -> HashRun:
+        """A new, empty run after the first `offset` blocks of `parent`."""
+        run = self._runs[name] = HashRun(name, namespace, parent, offset)
+        return run
 
     @staticmethod
-    def _entry_of(block: KVCacheBlock) -> _Entry:
-        if not isinstance(block.entry, _Entry):
+    def _run_of(block: KVCacheBlock) -> HashRun:
+        if not isinstance(block.entry, HashRun):
             raise CacheIntegrityError(f"{block!r} is not in this index")
         return block.entry

@@ -157,19 +157,23 @@ class RadixIndex(PrefixIndex):
         node = self._node_of(block)
         return node.blocks[-1] is block and not node.children
 
-    def evict(self, block: KVCacheBlock) -> None:
-        if not self.is_leaf(block):
-            raise CacheIntegrityError(f"{block!r} is followed by other blocks")
+    def evict(self, block: KVCacheBlock) -> KVCacheBlock | None:
         node = self._node_of(block)
+        if node.blocks[-1] is not block or node.children:
+            raise CacheIntegrityError(f"{block!r} is followed by other blocks")
         block.entry = None
         if len(node.blocks) > 1:
             node.truncate(len(node.blocks) - 1, self.block_size)
-            return
+            return node.blocks[-1]
         parent = node.parent
         assert parent is not None
         parent.detach(node, self.block_size)
-        if parent.namespace is not None and not parent.children:
+        if parent.children:
+            return None
+        if parent.namespace is not None:
             del self._roots[parent.namespace]
+            return None
+        return parent.blocks[-1]
 
     def size_info(self) -> SizeInfo:
         nodes = [node for _, node in self._walk()]
