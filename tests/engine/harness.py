@@ -8,18 +8,21 @@ have been copied, one block reused too early, and the tokens differ from `expect
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 
+from ostinato.cache.build import build_manager
 from ostinato.cache.layout import KVCacheSpec, KVDtype
-from ostinato.cache.manager import build_manager
-from ostinato.cache.types import NamespaceKey
+from ostinato.cache.prefix_loader import PrefixLoader
+from ostinato.cache.tiers.hierarchy import TierHierarchy
+from ostinato.cache.types import NamespaceKey, TenantId
 from ostinato.clock import Clock, ManualClock
 from ostinato.config import SchedulerConfig
 from ostinato.engine.core import EngineCore
+from ostinato.engine.fair_share import TenantService
 from ostinato.engine.integrity import IntegrityPolicy, RaiseViolations
 from ostinato.engine.limits import EngineLimits
 from ostinato.engine.order import LongestPrefixFirst, OpenGate, PrefixGate, SharedPrefixGate
@@ -46,6 +49,12 @@ class EchoStorage:
 
     def copy_block(self, source: int, target: int) -> None:
         self.slots[target] = self.slots[source]
+
+    def block_bytes(self, block_id: int) -> np.ndarray[Any, Any]:
+        return self.slots[block_id].view(np.uint8)
+
+    def block_bytes_to_overwrite(self, block_id: int) -> np.ndarray[Any, Any]:
+        return self.block_bytes(block_id)
 
 
 class EchoModel:
@@ -161,6 +170,9 @@ class Engine:
         max_waiting: int = 1024,
         clock: Clock | None = None,
         integrity: IntegrityPolicy | None = None,
+        weights: Mapping[str, float] | None = None,
+        tiers: Callable[[EchoStorage, Clock], TierHierarchy] | None = None,
+        expire: Literal["soft", "hard"] = "soft",
         **scheduler: Any,
     ) -> None:
         scheduler.setdefault("watermark", 0.0)
@@ -169,10 +181,17 @@ class Engine:
         config = SchedulerConfig(max_waiting=max_waiting, **scheduler)
         self.clock = clock or ManualClock()
         self.storage = EchoStorage(num_blocks, block_size)
-        self.manager = build_manager(self.storage.spec, self.storage, prefix_index)
+        below = None if tiers is None else tiers(self.storage, self.clock)
+        self.manager = build_manager(
+            self.storage.spec, self.storage, prefix_index, below, clock=self.clock
+        )
+        loader = None if below is None else PrefixLoader(self.manager, below)
         gate: PrefixGate = OpenGate() if prefix_index == "none" else SharedPrefixGate(block_size)
         order = LongestPrefixFirst(config.age_weight)
-        self.scheduler = Scheduler(self.manager, config, self.clock, order, gate)
+        service = TenantService({TenantId(name): one for name, one in (weights or {}).items()})
+        self.scheduler = Scheduler(
+            self.manager, config, self.clock, order, gate, service, loader, expire
+        )
         self.spy = SpyRunner(ModelRunner(EchoModel(), self.storage))
         self.tokenizer = EchoTokenizer()
         self.core = EngineCore(
@@ -185,6 +204,8 @@ class Engine:
                 num_blocks=num_blocks,
                 block_size=block_size,
                 kv_bytes_per_token=self.storage.spec.bytes_per_token,
+                kv_pool_bytes=num_blocks * self.storage.spec.bytes_per_block,
+                kv_open_bytes=0,
                 min_cacheable_tokens=self.manager.min_cacheable_tokens,
                 max_num_seqs=config.max_num_seqs,
                 vocab_size=VOCAB_SIZE,
@@ -210,6 +231,8 @@ class Engine:
         for _ in range(max_steps):
             if not self.core.has_work:
                 return answers
+            if self.core.is_stalled:
+                self.core.wait_for_transfers(0.0)
             collect(self.step(), answers)
         raise AssertionError(f"not finished after {max_steps} steps: {self.core.stats()}")
 
@@ -271,7 +294,7 @@ def request(
         request_id=name,
         prompt_token_ids=np.array(list(prompt), dtype=np.int32),
         params=SamplingParams(**params),
-        tenant=tenant,
+        tenant=TenantId(tenant),
         cache_salt=salt,
         priority=priority,
     )

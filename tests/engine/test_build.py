@@ -5,17 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.clock import ManualClock
-from ostinato.config import CacheConfig, OstinatoConfig
+from ostinato.config import CacheConfig, OstinatoConfig, SchedulerConfig
 from ostinato.engine.build import build_core, build_engine
-from ostinato.engine.memory import MAX_FULL_CONTEXTS, available_memory, pool_blocks, total_memory
+from ostinato.engine.memory import (
+    MAX_FULL_CONTEXTS,
+    available_memory,
+    blocks_in,
+    max_open_blocks,
+    pool_blocks,
+    pool_bytes,
+    total_memory,
+)
 from ostinato.errors import ConfigError, ModelNotFoundError
 from tests.engine.harness import request
 from tests.tiny import TINY_VOCAB_SIZE, write_tiny_model
 
 SPEC = KVCacheSpec(2, 2, 16, KVDtype.FP16, 16)
+INT8 = KVCacheSpec(2, 2, 16, KVDtype.INT8, 16)
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +39,28 @@ def config(model: Path, data_dir: Path, **settings: object) -> OstinatoConfig:
 
 
 def test_the_number_of_blocks_wins_over_bytes() -> None:
-    assert pool_blocks(CacheConfig(num_blocks=50, kv_memory_bytes=10**9), SPEC, 512) == 50
+    assert pool_blocks(CacheConfig(num_blocks=50, kv_memory_bytes=10**9), SPEC, 512, 0) == 50
 
 
 def test_bytes_are_turned_into_whole_blocks() -> None:
     size = 100 * SPEC.bytes_per_block + 1
-    assert pool_blocks(CacheConfig(kv_memory_bytes=size), SPEC, 512) == 100
+    assert pool_blocks(CacheConfig(kv_memory_bytes=size), SPEC, 512, 0) == 100
 
 
 def test_the_default_pool_holds_at_most_sixty_four_full_contexts() -> None:
-    assert pool_blocks(CacheConfig(), SPEC, 64) == MAX_FULL_CONTEXTS * 4
+    assert pool_blocks(CacheConfig(), SPEC, 64, 0) == MAX_FULL_CONTEXTS * 4
 
 
 def test_the_default_pool_takes_at_most_a_quarter_of_the_free_memory() -> None:
     huge = KVCacheSpec(100, 64, 128, KVDtype.FP32, 16)
-    blocks = pool_blocks(CacheConfig(), huge, 1_000_000)
+    blocks = pool_blocks(CacheConfig(), huge, 1_000_000, 0)
     assert 0 < blocks * huge.bytes_per_block <= available_memory() * 0.3
 
 
 @pytest.mark.parametrize("cache", [CacheConfig(num_blocks=3), CacheConfig(kv_memory_bytes=1)])
 def test_a_pool_that_could_serve_nobody_is_refused(cache: CacheConfig) -> None:
     with pytest.raises(ConfigError, match="at least 4 blocks"):
-        pool_blocks(cache, SPEC, 512)
+        pool_blocks(cache, SPEC, 512, 0)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +68,43 @@ def test_a_pool_that_could_serve_nobody_is_refused(cache: CacheConfig) -> None:
 )
 def test_a_pool_larger_than_the_machine_is_refused_with_what_fits(cache: CacheConfig) -> None:
     with pytest.raises(ConfigError, match=r"this machine has .* of memory: at most [\d,]+ blocks"):
-        pool_blocks(cache, SPEC, 512)
+        pool_blocks(cache, SPEC, 512, 0)
 
 
 def test_more_than_is_free_may_be_asked_for_but_not_more_than_there_is() -> None:
     most = total_memory() // SPEC.bytes_per_block
-    assert pool_blocks(CacheConfig(num_blocks=most), SPEC, 512) == most
+    assert pool_blocks(CacheConfig(num_blocks=most), SPEC, 512, 0) == most
     with pytest.raises(ConfigError, match="this machine has"):
-        pool_blocks(CacheConfig(num_blocks=most + 1), SPEC, 512)
+        pool_blocks(CacheConfig(num_blocks=most + 1), SPEC, 512, 0)
+
+
+@given(memory=st.integers(0, 10**7), max_open=st.integers(0, 200))
+def test_a_pool_with_open_blocks_fills_the_memory_and_no_more(memory: int, max_open: int) -> None:
+    blocks = blocks_in(memory, INT8, max_open)
+    assert pool_bytes(INT8, blocks, max_open) <= memory < pool_bytes(INT8, blocks + 1, max_open)
+
+
+def test_plain_formats_have_no_open_blocks() -> None:
+    assert max_open_blocks(SchedulerConfig(), SPEC) == 0
+    assert pool_bytes(SPEC, 7, 0) == 7 * SPEC.bytes_per_block
+
+
+@given(data=st.data(), seqs=st.integers(1, 12), block_size=st.integers(1, 9))
+def test_no_step_writes_to_more_blocks_than_may_be_open(
+    data: st.DataObject, seqs: int, block_size: int
+) -> None:
+    budget = data.draw(st.integers(seqs, 60))
+    spec = KVCacheSpec(1, 1, 2, KVDtype.INT8, block_size)
+    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=budget)
+    written, left = 0, budget
+    for _ in range(data.draw(st.integers(1, seqs))):
+        if left == 0:
+            break
+        count = data.draw(st.integers(1, left))
+        start = data.draw(st.integers(0, block_size - 1))
+        written += (start + count - 1) // block_size + 1
+        left -= count
+    assert written <= max_open_blocks(config, spec)
 
 
 def test_a_container_s_limit_is_all_the_memory_there_is(tmp_path: Path) -> None:

@@ -7,30 +7,31 @@ activations; what they compute depends on the company in a batch only by the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ostinato.engine import core as core_module
 from ostinato.engine.core import EngineCore
-from ostinato.engine.sampler import SampledToken, SamplerState, sample
 from ostinato.models.loader import LoadedModel
+from tests.engine.forced import (
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    Rows,
+    add,
+    drain,
+    force_tokens,
+    prompt,
+    rows_of,
+)
 from tests.engine.harness import request
 from tests.engine.tiny_engine import load_tiny, spy_on
 from tests.engine.tiny_engine import tiny_core as build_tiny_core
 from tests.ops.backends import EXACT_BACKENDS, exact_backend
 
 TOLERANCE = 1e-4
-PROMPT_TOKENS = 150
-OUTPUT_TOKENS = 16
-
-Rows = dict[int, np.ndarray]
-"""Logits by the number of tokens before them."""
-
 
 CoreFactory = Callable[..., EngineCore]
 BACKENDS = ["reference", *EXACT_BACKENDS[-1:]]
@@ -66,52 +67,9 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def prompt(seed: int, length: int = PROMPT_TOKENS) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, length).tolist()
-
-
-def forced(seed: int) -> list[int]:
-    return prompt(1_000 + seed, OUTPUT_TOKENS)
-
-
 @pytest.fixture(autouse=True)
 def forced_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sample really, then take the token that the script wants: `params.seed` names the script."""
-
-    def sample_forced(logits: Any, states: Sequence[SamplerState]) -> list[SampledToken]:
-        sample(logits, states)
-        return [
-            SampledToken(forced(state.params.seed)[state.num_output_tokens]) for state in states
-        ]
-
-    monkeypatch.setattr(core_module, "sample", sample_forced)
-
-
-def add(core: EngineCore, seed: int, name: str | None = None, **options: Any) -> None:
-    core.add_request(
-        request(
-            name or f"r{seed}",
-            prompt(seed),
-            seed=seed,
-            max_tokens=OUTPUT_TOKENS,
-            ignore_eos=True,
-            **options,
-        )
-    )
-
-
-def drain(core: EngineCore) -> None:
-    for _ in range(5_000):
-        if not core.has_work:
-            break
-        core.step()
-        core.check_integrity()
-    assert not core.has_work
-    assert core.take_failures() == []
-
-
-def rows_of(spy: Any, name: str, index: int = 0) -> Rows:
-    return {key[2]: row for key, row in spy.logits.items() if key[:2] == (name, index)}
+    force_tokens(monkeypatch)
 
 
 _ALONE: dict[tuple[Path, int], Rows] = {}

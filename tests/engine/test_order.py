@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostinato.cache.types import NamespaceKey
+from ostinato.cache.types import NamespaceKey, TenantId
+from ostinato.engine.fair_share import TenantService
 from ostinato.engine.order import (
     MAX_LOOKUPS,
     PRIORITY_TOKENS,
@@ -12,9 +13,9 @@ from ostinato.engine.order import (
     FirstComeFirstServed,
     LongestPrefixFirst,
     OpenGate,
+    QueueView,
     SharedPrefixGate,
     WaitingOrder,
-    by_turns,
 )
 from ostinato.engine.request import MAX_PRIORITY, Request, RequestStatus
 from tests.engine.harness import Engine, namespace_of, request, tokens
@@ -25,14 +26,28 @@ def make(name: str, prompt: list[int] | None = None, **options: Any) -> Request:
     return Request(source, namespace_of(source), 4, 0.0)
 
 
-def candidate(
-    name: str, cached: int = 0, waited: float = 0.0, tenant_tokens: int = 0, **options: Any
-) -> Candidate:
-    return Candidate(make(name, **options), cached, waited, tenant_tokens)
+def candidate(name: str, cached: int = 0, waited: float = 0.0, **options: Any) -> Candidate:
+    return Candidate(make(name, **options), cached, waited)
 
 
-def in_order(order: WaitingOrder, *candidates: Candidate) -> list[str]:
-    return [one.request.request_id for one in sorted(candidates, key=order.sort_key)]
+def in_order(
+    order: WaitingOrder,
+    *candidates: Candidate,
+    service: TenantService | None = None,
+    in_service: dict[TenantId, int] | None = None,
+) -> list[str]:
+    now = 1_000.0
+    for one in candidates:
+        one.request.arrival_time = now - one.waited_seconds
+    cached = {one.request: one.cached_tokens for one in candidates}
+    view = QueueView(
+        waiting=list(cached),
+        now=now,
+        cached_tokens=lambda request: cached[request],
+        service=service or TenantService(),
+        in_service=in_service or {},
+    )
+    return [request.request_id for request in order.arrange(view)]
 
 
 def test_the_longest_cached_prefix_goes_first() -> None:
@@ -57,11 +72,43 @@ def test_an_age_weight_of_zero_is_pure_longest_prefix_first() -> None:
     assert in_order(order, candidate("old", 1, waited=1e6), candidate("hot", 2)) == ["hot", "old"]
 
 
-def test_the_tenant_with_fewest_tokens_in_service_goes_first() -> None:
+def test_the_tenant_that_had_the_least_service_goes_first_whatever_else_speaks_for_the_other() -> (
+    None
+):
+    service = TenantService()
+    service.charge_prompt(TenantId("a"), 500)
+    served = candidate("served", 50, waited=1e6, tenant="a", priority=-MAX_PRIORITY)
+    modest = candidate("modest", tenant="b", priority=MAX_PRIORITY)
     order = LongestPrefixFirst(age_weight=64.0)
-    greedy = candidate("greedy", 50, tenant_tokens=500, tenant="a")
-    modest = candidate("modest", 0, tenant_tokens=100, tenant="b")
-    assert in_order(order, greedy, modest) == ["modest", "greedy"]
+    assert in_order(order, served, modest, service=service) == ["modest", "served"]
+
+
+def test_of_equally_served_tenants_the_one_with_less_in_service_goes_first() -> None:
+    order = LongestPrefixFirst(age_weight=64.0)
+    busy, idle = candidate("busy", 50, tenant="a"), candidate("idle", tenant="b")
+    running = {TenantId("a"): 10}
+    assert in_order(order, busy, idle, in_service=running) == ["idle", "busy"]
+
+
+def test_tenants_take_turns_by_what_their_requests_cost() -> None:
+    waiting = [
+        *(candidate(f"a{number}", tenant="a") for number in range(3)),
+        candidate("b0", tenant="b", prompt=tokens(20)),
+        candidate("b1", tenant="b"),
+    ]
+    names = in_order(LongestPrefixFirst(64.0), *waiting)
+    assert names == ["a0", "b0", "a1", "a2", "b1"]
+
+
+def test_what_is_cached_costs_a_tenant_no_turn() -> None:
+    waiting = [
+        candidate("a0", tenant="a"),
+        candidate("a1", tenant="a"),
+        candidate("b0", 19, tenant="b", prompt=tokens(20)),
+        candidate("b1", tenant="b"),
+    ]
+    names = in_order(LongestPrefixFirst(64.0), *waiting)
+    assert names == ["a0", "b0", "b1", "a1"]
 
 
 def test_a_preempted_request_goes_before_everybody() -> None:
@@ -134,7 +181,8 @@ def test_beyond_the_lookup_limit_the_first_so_many_are_looked_up() -> None:
 
 
 def test_a_tenant_that_floods_the_queue_does_not_push_another_out_of_it() -> None:
-    assert flooded("other's", tenant="other")[0] == "other's"
+    # It has been served 22 tokens for its seed, the flood 20: one of the flood comes first.
+    assert flooded("other's", tenant="other")[1] == "other's"
 
 
 def test_prefix_order_holds_among_the_first_of_a_flood() -> None:
@@ -150,21 +198,17 @@ def test_prefix_order_holds_among_the_first_of_a_flood() -> None:
     assert delta.request_id == "warm"
 
 
-def test_tenants_take_turns_and_preempted_requests_need_none() -> None:
-    waiting = [
-        *(make(f"a{number}", tenant="a") for number in range(4)),
-        *(make(f"b{number}", tenant="b") for number in range(2)),
-        make("c0", tenant="c"),
-    ]
-    waiting[3].status = RequestStatus.PREEMPTED
-    order = FirstComeFirstServed()
-    drawn = by_turns(waiting, lambda one: order.sort_key(Candidate(one, 0, 0.0, 0)), 6)
-    assert [one.request_id for one in drawn] == ["a3", "a0", "b0", "c0", "a1", "b1"]
+def test_preempted_requests_need_no_turn() -> None:
+    waiting = [candidate(f"a{number}", tenant="a") for number in range(3)]
+    waiting += [candidate("b0", tenant="b"), candidate("c0", tenant="c")]
+    waiting[2].request.status = RequestStatus.PREEMPTED
+    names = in_order(LongestPrefixFirst(64.0), *waiting)
+    assert names == ["a2", "a0", "b0", "c0", "a1"]
 
 
 def test_first_come_first_served_reads_neither_cache_nor_tenant_nor_priority() -> None:
-    first = candidate("first", tenant_tokens=1000, priority=5)
-    second = candidate("second", 900, waited=9.0, priority=-5)
+    first = candidate("first", priority=5, tenant="a")
+    second = candidate("second", 900, waited=9.0, priority=-5, tenant="b")
     assert in_order(FirstComeFirstServed(), second, first) == ["first", "second"]
 
 

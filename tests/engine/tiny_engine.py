@@ -35,6 +35,8 @@ def tiny_core(
     *,
     cache: dict[str, Any] | None = None,
     scheduler: dict[str, Any] | None = None,
+    tiers: dict[str, Any] | None = None,
+    tenants: dict[str, Any] | None = None,
     ops: OpsBackend | None = None,
 ) -> EngineCore:
     """An engine that raises when an invariant breaks; `ops` as for `load_tiny`."""
@@ -42,6 +44,8 @@ def tiny_core(
         data_dir=data_dir,
         cache={"kv_dtype": "fp32", "block_size": 16, "num_blocks": 256, **(cache or {})},
         scheduler=scheduler or {},
+        tiers=tiers or {},
+        tenants=tenants or {},
     )
     return assemble_core(
         model, ops or ReferenceBackend(), config, clock=ManualClock(), integrity=RaiseViolations()

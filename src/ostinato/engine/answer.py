@@ -6,6 +6,8 @@ from typing import Protocol
 
 from ostinato.cache.report import CacheReport
 from ostinato.engine.detokenizer import Detokenizer, TokenBytes
+from ostinato.engine.grammar.compiler import GrammarCompiler
+from ostinato.engine.grammar.matcher import TokenMatcher
 from ostinato.engine.logprobs import TokenNames, token_logprob
 from ostinato.engine.outputs import FinishReason, OutputDelta
 from ostinato.engine.request import EngineRequest
@@ -33,13 +35,19 @@ class Answer:
         index: which of the n.
         max_tokens: most tokens to generate.
         tokenizer: turns tokens into text.
+        matcher: of the grammar that it must match, if it must.
 
     Attributes:
         sampler: its random stream and penalties.
     """
 
     def __init__(
-        self, request: EngineRequest, index: int, max_tokens: int, tokenizer: AnswerTokenizer
+        self,
+        request: EngineRequest,
+        index: int,
+        max_tokens: int,
+        tokenizer: AnswerTokenizer,
+        matcher: TokenMatcher | None = None,
     ) -> None:
         params = request.params
         self._request_id = request.request_id
@@ -48,10 +56,12 @@ class Answer:
         self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._eos = frozenset() if params.ignore_eos else tokenizer.eos_token_ids
-        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, params.skip_special_tokens, params.shown_special_tokens
+        )
         self._stop = StopChecker(params.stop)
         self._num_tokens = 0
-        self.sampler = SamplerState(params, request.prompt_token_ids, index, self._eos)
+        self.sampler = SamplerState(params, request.prompt_token_ids, index, self._eos, matcher)
 
     def accept(self, token: SampledToken, report: CacheReport | None) -> OutputDelta:
         """Take the next token; the delta has a `finish_reason` if it was the last."""
@@ -73,14 +83,21 @@ class Answer:
 
     def abort(self, report: CacheReport | None) -> OutputDelta:
         """The last delta of an answer that is broken off: what was held back."""
-        text, _, _ = self._end(FinishReason.ABORT, None)
+        return self._break_off(FinishReason.ABORT, report)
+
+    def without_output(self, report: CacheReport | None) -> OutputDelta:
+        """The only delta of an answer of no tokens."""
+        return self._break_off(FinishReason.LENGTH, report)
+
+    def _break_off(self, reason: FinishReason, report: CacheReport | None) -> OutputDelta:
+        text, _, _ = self._end(reason, None)
         return OutputDelta(
             request_id=self._request_id,
             index=self._index,
             text=text,
             token_ids=(),
             logprobs=(),
-            finish_reason=FinishReason.ABORT,
+            finish_reason=reason,
             stop_reason=None,
             report=report,
             num_output_tokens=self._num_tokens,
@@ -95,6 +112,9 @@ class Answer:
         shown, matched = self._look_for_stop(self._detokenizer.feed(token_id))
         if matched is not None:
             return shown, FinishReason.STOP, matched
+        if self.sampler.is_complete:
+            rest, reason, stop_reason = self._end(FinishReason.STOP, None)
+            return shown + rest, reason, stop_reason
         if self._num_tokens < self._max_tokens:
             return shown, None, None
         rest, reason, stop_reason = self._end(FinishReason.LENGTH, None)
@@ -113,3 +133,27 @@ class Answer:
         if matched is not None:
             return shown, FinishReason.STOP, matched
         return shown + self._stop.flush(), reason, stop_reason
+
+
+def make_answers(
+    request: EngineRequest,
+    max_tokens: int,
+    tokenizer: AnswerTokenizer,
+    grammars: GrammarCompiler,
+) -> dict[int, Answer]:
+    """The request's n answers, each with a matcher of its own.
+
+    Raises:
+        InvalidRequestError: its grammar cannot be compiled.
+    """
+    grammar = request.params.grammar
+    return {
+        index: Answer(
+            request,
+            index,
+            max_tokens,
+            tokenizer,
+            None if grammar is None else grammars.matcher(grammar),
+        )
+        for index in range(request.params.n)
+    }

@@ -8,12 +8,14 @@
        └─────────────────────────────────────────────────────┘
 
 The thread owns the core from start to end. It takes all commands before each step, so an abort frees its
-blocks before anything more is computed; with nothing to do it sleeps in the queue.
+blocks before anything more is computed; with nothing to do it sleeps in the queue. A transfer from or to a
+lower tier that ends wakes it there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -23,8 +25,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ostinato.config import OstinatoConfig
-from ostinato.engine.core import EngineCore
-from ostinato.engine.outputs import OutputDelta
+from ostinato.engine.core import EngineCore, RequestFailure
+from ostinato.engine.metering import Metering
+from ostinato.engine.outputs import OutputDelta, RequestMeter
 from ostinato.engine.request import EngineRequest
 from ostinato.engine.stats import EngineStats
 from ostinato.errors import EngineStoppedError, OstinatoError
@@ -32,16 +35,21 @@ from ostinato.errors import EngineStoppedError, OstinatoError
 _log = logging.getLogger(__name__)
 
 THREAD_NAME = "ostinato-engine"
+STALL_SECONDS = 0.05
+"""While requests only wait for K/V from lower tiers, a step is tried after this long at the latest."""
 IDLE_CHECK_SECONDS = 1.0
 """The cache's invariants are checked after this long without work, once until there is work again."""
+IDLE_EXPIRE_SECONDS = 5.0
+"""What passes a hard deadline while nobody wants anything is erased this much later at most."""
 
 _Event: TypeAlias = OutputDelta | OstinatoError
 
 
 class _Waiter:
-    """Where one request's deltas go: a queue of the caller's event loop."""
+    """Where one request's deltas go: a queue of the caller's event loop. Their sum goes to its meter."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: RequestMeter | None) -> None:
+        self.metering = Metering(meter)
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[_Event] = asyncio.Queue()
 
@@ -63,7 +71,12 @@ class _Stop:
     pass
 
 
-_Command: TypeAlias = _Add | _Abort | _Stop
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    """A transfer has ended: the next step will settle it."""
+
+
+_Command: TypeAlias = _Add | _Abort | _Wake | _Stop
 
 
 class AsyncEngine:
@@ -76,11 +89,13 @@ class AsyncEngine:
     Attributes:
         model: the loaded model.
         limits: what a request may ask for.
+        grammars: compiles what answers must match; from any thread, best before `generate`.
     """
 
     def __init__(self, core: EngineCore, config: OstinatoConfig) -> None:
         self.model = core.model
         self.limits = core.limits
+        self.grammars = core.grammars
         self.config = config
         self._core = core
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -100,6 +115,7 @@ class AsyncEngine:
             raise RuntimeError("an engine can be started only once")
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._closed = None
+        self._core.on_transfer_end(lambda: self._commands.put(_Wake()))
         self._thread.start()
 
     def stop(self) -> None:
@@ -125,10 +141,16 @@ class AsyncEngine:
         """
         self.limits.validate(request)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[OutputDelta]:
+    async def generate(
+        self, request: EngineRequest, meter: RequestMeter | None = None
+    ) -> AsyncIterator[OutputDelta]:
         """The deltas of all n answers, as they are made, until the last answer has finished.
 
         Closing the iterator (or cancelling who awaits it) aborts the request.
+
+        Args:
+            request: what to generate.
+            meter: told when the request begins and, from the engine's thread, what it came to.
 
         Raises:
             RequestError: the request cannot be served.
@@ -137,8 +159,9 @@ class AsyncEngine:
             EngineStoppedError: the engine is stopped or has died; its cause is attached.
         """
         self.limits.validate(request)
-        waiter = _Waiter()
-        self._submit(_Add(request, waiter))
+        waiter = _Waiter(meter)
+        with waiter.metering.beginning():
+            self._submit(_Add(request, waiter))
         unfinished = request.params.n
         try:
             while unfinished > 0:
@@ -168,6 +191,7 @@ class AsyncEngine:
             while self._take_commands():
                 self._advance(self._core.step())
             self._advance(self._core.abort_all())
+            self._core.close()
         except Exception as error:
             _log.exception("the engine has died")
             self._die(error)
@@ -176,17 +200,39 @@ class AsyncEngine:
         """Publish what a step brought: statistics first, so that who sees a delta finds it counted."""
         self._stats = self._core.stats()
         failures = self._core.take_failures()
+        self._meter(deltas, failures)
         self._send([(delta.request_id, delta) for delta in deltas])
         self._send([(failure.request_id, failure.error) for failure in failures])
         ended = {delta.request_id for delta in deltas if delta.finish_reason is not None}
         for request_id in ended.union(failure.request_id for failure in failures):
             if not self._core.is_unfinished(request_id):
-                self._waiters.pop(request_id, None)
+                self._leave(request_id)
+        self._core.tend_tiers()
+
+    def _meter(
+        self, deltas: Iterable[OutputDelta], failures: Iterable[RequestFailure] = ()
+    ) -> None:
+        for delta in deltas:
+            if (waiter := self._waiters.get(delta.request_id)) is not None:
+                waiter.metering.add(delta)
+        for failure in failures:
+            if (waiter := self._waiters.get(failure.request_id)) is not None:
+                waiter.metering.fail(failure.report)
+
+    def _leave(self, request_id: str) -> None:
+        """Nothing more comes of this request."""
+        if (waiter := self._waiters.pop(request_id, None)) is not None:
+            waiter.metering.end()
+
+    def _abort(self, request_id: str) -> None:
+        """Break off a request for which nobody waits any more."""
+        self._meter(self._core.abort(request_id))
+        self._leave(request_id)
 
     def _take_commands(self) -> bool:
         """Obey everything queued; sleep if there is nothing else to do. False when told to stop."""
         try:
-            command = self._commands.get_nowait() if self._core.has_work else self._wait()
+            command = self._next_command()
             while not isinstance(command, _Stop):
                 self._obey(command)
                 command = self._commands.get_nowait()
@@ -194,26 +240,38 @@ class AsyncEngine:
             return True
         return False
 
+    def _next_command(self) -> _Command:
+        if not self._core.has_work:
+            return self._wait()
+        if self._core.is_stalled:
+            return self._commands.get(timeout=STALL_SECONDS)
+        return self._commands.get_nowait()
+
     def _wait(self) -> _Command:
-        """Sleep until somebody wants something; check the cache if that takes a while."""
+        """Sleep until somebody wants something; check the cache if that takes a while, and erase in time."""
         try:
             return self._commands.get(timeout=IDLE_CHECK_SECONDS)
         except queue.Empty:
             self._core.check_integrity()
+        while True:
+            self._core.expire()
             self._stats = self._core.stats()
-            return self._commands.get()
+            with contextlib.suppress(queue.Empty):
+                return self._commands.get(timeout=IDLE_EXPIRE_SECONDS)
 
-    def _obey(self, command: _Add | _Abort) -> None:
+    def _obey(self, command: _Add | _Abort | _Wake) -> None:
+        if isinstance(command, _Wake):
+            return
         if isinstance(command, _Add):
             self._add(command.request, command.waiter)
         elif self._waiters.get(command.request_id) is command.waiter:
-            del self._waiters[command.request_id]
-            self._core.abort(command.request_id)
+            self._abort(command.request_id)
 
     def _add(self, request: EngineRequest, waiter: _Waiter) -> None:
         try:
             self._core.add_request(request)
         except OstinatoError as error:
+            waiter.metering.end()
             _post(waiter.loop, [(waiter, error)])
         else:
             self._waiters[request.request_id] = waiter
@@ -233,8 +291,7 @@ class AsyncEngine:
         """Nobody listens on a closed loop: abort its requests."""
         lost = [name for name, waiter in self._waiters.items() if waiter.loop is loop]
         for request_id in lost:
-            del self._waiters[request_id]
-            self._core.abort(request_id)
+            self._abort(request_id)
 
     def _die(self, cause: Exception) -> None:
         """Tell every waiter, including those whose command was not taken yet."""
@@ -248,6 +305,7 @@ class AsyncEngine:
             if isinstance(command, _Add):
                 waiters.append(command.waiter)
         for waiter in waiters:
+            waiter.metering.end()
             error = EngineStoppedError(str(closed))
             error.__cause__ = cause
             _post(waiter.loop, [(waiter, error)])

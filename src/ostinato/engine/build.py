@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ostinato.cache.manager import KVCacheManager, build_manager
+from ostinato.cache.build import build_manager
+from ostinato.cache.eviction import Retaining, make_policy
+from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.namespace import CacheNamespace, NamespaceFactory, load_or_create_secret
+from ostinato.cache.prefix_loader import PrefixLoader
 from ostinato.cache.types import NamespaceKey
 from ostinato.clock import Clock
 from ostinato.config import OstinatoConfig
@@ -11,7 +14,7 @@ from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.core import EngineCore, NamespaceOf
 from ostinato.engine.integrity import CountViolations, IntegrityPolicy
 from ostinato.engine.limits import EngineLimits
-from ostinato.engine.memory import pool_blocks
+from ostinato.engine.memory import max_open_blocks, pool_blocks, pool_bytes
 from ostinato.engine.order import (
     FirstComeFirstServed,
     LongestPrefixFirst,
@@ -20,9 +23,12 @@ from ostinato.engine.order import (
     SharedPrefixGate,
     WaitingOrder,
 )
+from ostinato.engine.public_prompts import share_prompts
 from ostinato.engine.request import EngineRequest
-from ostinato.engine.runner import ModelRunner
+from ostinato.engine.runner import build_runner
 from ostinato.engine.scheduler import Scheduler
+from ostinato.engine.tenancy import tenant_budgets, tenant_service
+from ostinato.engine.tiers import build_tiers
 from ostinato.errors import ConfigError
 from ostinato.models.loader import LoadedModel, load_model
 from ostinato.models.registry import resolve_model
@@ -57,7 +63,9 @@ def build_core(
     model = load_model(
         path, ops, config.data_dir, max_model_len=config.max_model_len, progress=progress
     )
-    return assemble_core(model, ops, config, clock=clock, integrity=CountViolations())
+    core = assemble_core(model, ops, config, clock=clock, integrity=CountViolations())
+    share_prompts(core, config.tenants.shared)
+    return core
 
 
 def assemble_core(
@@ -82,19 +90,33 @@ def assemble_core(
     """
     max_model_len = _max_model_len(config, model)
     spec = model.config.kv_spec(config.cache.kv_dtype, config.cache.block_size)
-    num_blocks = pool_blocks(config.cache, spec, max_model_len)
-    storage = ops.allocate_kv(spec, num_blocks)
-    manager = build_manager(spec, storage, config.cache.prefix_index)
+    max_open = max_open_blocks(config.scheduler, spec)
+    num_blocks = pool_blocks(config.cache, spec, max_model_len, max_open)
+    max_open = min(max_open, num_blocks)
+    storage = ops.allocate_kv(spec, num_blocks, max_open)
+    tiers = build_tiers(config, model, spec, storage, clock)
+    manager = build_manager(
+        spec,
+        storage,
+        config.cache.prefix_index,
+        tiers,
+        policy=Retaining(
+            make_policy(config.cache.eviction), clock, tenant_budgets(config.tenants, "num_blocks")
+        ),
+        clock=clock,
+    )
     return EngineCore(
         model=model,
         manager=manager,
         scheduler=_scheduler(manager, config, clock),
-        runner=ModelRunner(model.decoder, storage),
+        runner=build_runner(model.decoder, storage),
         limits=EngineLimits(
             max_model_len=max_model_len,
             num_blocks=num_blocks,
             block_size=spec.block_size,
             kv_bytes_per_token=spec.bytes_per_token,
+            kv_pool_bytes=pool_bytes(spec, num_blocks, max_open),
+            kv_open_bytes=max_open * spec.bytes_per_open_block,
             min_cacheable_tokens=manager.min_cacheable_tokens,
             max_num_seqs=config.scheduler.max_num_seqs,
             vocab_size=model.config.vocab_size,
@@ -103,6 +125,7 @@ def assemble_core(
         max_waiting=config.scheduler.max_waiting,
         clock=clock,
         integrity=integrity,
+        sampling=ops.sampling(),
     )
 
 
@@ -125,11 +148,15 @@ def _scheduler(manager: KVCacheManager, config: OstinatoConfig, clock: Clock) ->
     order: WaitingOrder = LongestPrefixFirst(config.scheduler.age_weight)
     if config.scheduler.policy == "fcfs":
         order = FirstComeFirstServed()
-    return Scheduler(manager, config.scheduler, clock, order, gate)
+    service = tenant_service(config.tenants)
+    loader = None if manager.tiers is None else PrefixLoader(manager, manager.tiers)
+    return Scheduler(
+        manager, config.scheduler, clock, order, gate, service, loader, config.cache.expire
+    )
 
 
 def _namespaces(config: OstinatoConfig, model: LoadedModel, kv_digest: bytes) -> NamespaceOf:
-    factory = NamespaceFactory(load_or_create_secret(config.data_dir / "secret"))
+    factory = NamespaceFactory(load_or_create_secret(config.secret_file))
 
     def namespace_of(request: EngineRequest) -> NamespaceKey:
         return factory.key(

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from ostinato.cache.manager import KVCacheManager
-from ostinato.cache.types import NamespaceKey
+from ostinato.cache.report import CacheReport
+from ostinato.cache.types import NamespaceKey, TenantId
 from ostinato.clock import Clock
-from ostinato.engine.answer import Answer
+from ostinato.engine.answer import Answer, make_answers
+from ostinato.engine.answer_group import AnswerGroup
+from ostinato.engine.fair_share import is_below_share
+from ostinato.engine.grammar.compiler import GrammarCompiler
+from ostinato.engine.grammar.vocabulary import GrammarVocabulary
 from ostinato.engine.integrity import IntegrityPolicy
 from ostinato.engine.limits import EngineLimits
 from ostinato.engine.outputs import FinishReason, OutputDelta
@@ -35,6 +40,7 @@ from ostinato.errors import (
     RequestFailedError,
 )
 from ostinato.ops.base import Float32Array
+from ostinato.ops.sampling import SamplingKernels
 
 if TYPE_CHECKING:
     from ostinato.models.loader import LoadedModel
@@ -55,21 +61,11 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """A request that ended without an answer."""
+    """A request that ended without an answer; its prompt was admitted, as `report` says."""
 
     request_id: str
     error: RequestFailedError
-
-
-@dataclass(slots=True)
-class _Group:
-    """A request for n answers: its unfinished answers, and the sequences that run for them.
-
-    Before the fork one sequence, the leader's, stands for all answers.
-    """
-
-    answers: dict[int, Answer]
-    sequences: dict[int, Request]
+    report: CacheReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +91,7 @@ class EngineCore:
         max_waiting: most requests waiting, besides one for each sequence that is free.
         clock: for arrival times.
         integrity: what to do about a broken invariant.
+        sampling: the backend's kernels for choosing tokens; None leaves it to NumPy.
     """
 
     def __init__(
@@ -109,9 +106,11 @@ class EngineCore:
         max_waiting: int,
         clock: Clock,
         integrity: IntegrityPolicy,
+        sampling: SamplingKernels | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
+        self.grammars = GrammarCompiler(GrammarVocabulary(model.tokenizer))
         self._manager = manager
         self._scheduler = scheduler
         self._runner = runner
@@ -119,19 +118,25 @@ class EngineCore:
         self._max_waiting = max_waiting
         self._clock = clock
         self._integrity = integrity
-        self._groups: dict[str, _Group] = {}
+        self._sampling = sampling
+        self._groups: dict[str, AnswerGroup] = {}
         self._failures: list[RequestFailure] = []
         self._finished: Counter[FinishReason] = Counter()
+        self._is_stalled = False
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
     @property
+    def is_stalled(self) -> bool:
+        """There is work, but the last step could do none of it: K/V is on its way from a lower tier."""
+        return self._is_stalled and self.has_work
+
+    @property
     def can_queue(self) -> bool:
         """Whether one more request may wait, besides those that can run in the next step."""
-        places = self._max_waiting + self._scheduler.num_free_seqs
-        return len(self._scheduler.waiting) < places
+        return len(self._scheduler.waiting) < self._num_places
 
     def is_unfinished(self, request_id: str) -> bool:
         """Whether any answer of this request is still to be finished."""
@@ -150,18 +155,33 @@ class EngineCore:
                 f"request id {request.request_id!r} is in use by an unfinished request",
                 param="request_id",
             )
-        if not self.can_queue:
+        if not self.can_queue and not self._is_below_share(request.tenant):
             raise EngineOverloadedError(
                 f"{self._max_waiting} requests are waiting already (max_waiting); try again later"
             )
         max_tokens = self.limits.max_tokens_for(request)
         leader = Request(request, self._namespace_of(request), max_tokens, self._clock.monotonic())
-        answers = {
-            index: Answer(request, index, max_tokens, self.model.tokenizer)
-            for index in range(request.params.n)
-        }
-        self._groups[request.request_id] = _Group(answers, {0: leader})
+        answers = make_answers(request, max_tokens, self.model.tokenizer, self.grammars)
+        self._groups[request.request_id] = AnswerGroup(answers, {0: leader})
         self._scheduler.add(leader)
+        self._is_stalled = False
+
+    @property
+    def _num_places(self) -> int:
+        return self._max_waiting + self._scheduler.num_free_seqs
+
+    def _is_below_share(self, tenant: TenantId) -> bool:
+        waiting = [request.tenant for request in self._scheduler.waiting]
+        return is_below_share(tenant, waiting, self._num_places)
+
+    def share(self, request: EngineRequest, readers: Set[TenantId]) -> None:
+        """Keep the prompt of a finished request for `readers` to copy. Before anything else is served.
+
+        What it takes of the pool is no longer there for requests, so the limits shrink.
+        """
+        namespace = self._namespace_of(request)
+        held = self._scheduler.share(namespace, request.prompt_token_ids, readers)
+        self.limits = replace(self.limits, num_blocks=self.limits.num_blocks - held)
 
     def abort(self, request_id: str) -> list[OutputDelta]:
         """Break a request off and free its blocks; the last delta of each unfinished answer.
@@ -174,6 +194,7 @@ class EngineCore:
         report = next(iter(group.sequences.values())).report
         deltas = [answer.abort(report) for answer in group.answers.values()]
         self._finished[FinishReason.ABORT] += len(deltas)
+        self._is_stalled = False
         self._drop(request_id, self._scheduler.finish)
         return deltas
 
@@ -187,12 +208,39 @@ class EngineCore:
         A request whose computation fails is dropped alone; see `take_failures`.
         """
         plan = self._scheduler.schedule()
+        self._is_stalled = not plan.scheduled and not plan.preempted
         if not plan.scheduled:
             return []
         tokens = self._compute(plan)
         self._scheduler.advance(plan)
         self._fork(plan)
-        return [self._take(row, token) for row, token in tokens]
+        prewarmed = [self._end_prewarm(p.request) for p in plan.scheduled if p.is_prewarmed]
+        return prewarmed + [self._take(row, token) for row, token in tokens]
+
+    def on_transfer_end(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called, from another thread, whenever a step could settle a transfer."""
+        if self._manager.tiers is not None:
+            self._manager.tiers.on_transfer_end(notify)
+
+    def tend_tiers(self) -> None:
+        """Start what can wait until a step's tokens are on their way."""
+        if self._manager.tiers is not None:
+            self._manager.tiers.tend()
+
+    def expire(self) -> None:
+        """Erase what has passed a hard deadline, as each step does. For a caller with nothing else to do."""
+        self._scheduler.expire()
+
+    def wait_for_transfers(self, timeout: float) -> None:
+        """Sleep until a transfer ends, at most `timeout` seconds. For a caller with nothing else to do."""
+        if self._manager.tiers is not None:
+            self._manager.tiers.wait(timeout)
+
+    def close(self) -> None:
+        """Break everything off, write what has no copy in a lasting tier, give everything back. Idempotent."""
+        self.abort_all()
+        if self._manager.tiers is not None:
+            self._manager.tiers.close()
 
     def take_failures(self) -> list[RequestFailure]:
         """Requests that failed since the last call."""
@@ -228,12 +276,16 @@ class EngineCore:
             * sum(request.block_table.num_blocks for request in running),
             used_slots=sum(request.num_computed_tokens for request in running),
             integrity_errors_total=self._integrity.errors_total,
+            loading=self._scheduler.num_loading,
+            tiers=None if self._manager.tiers is None else self._manager.tiers.stats(),
         )
 
     def _compute(self, plan: StepPlan) -> list[tuple[_Row, SampledToken]]:
         """Run the model and sample. What fails is dropped from `plan`."""
+        started = self._clock.monotonic()
         try:
             logits = self._runner.run(plan.scheduled)
+            self._scheduler.took(plan, self._clock.monotonic() - started)
         except Exception as error:
             _log.exception("a step over %d requests failed", len(plan.scheduled))
             if len(plan.scheduled) == 1:
@@ -286,7 +338,8 @@ class EngineCore:
         """Sampling again what was sampled, but not taken, gives the same tokens."""
         wanted = [row.logits_row for row in rows]
         chosen = logits if wanted == list(range(len(logits))) else logits[wanted]
-        return list(zip(rows, sample(chosen, [row.answer.sampler for row in rows]), strict=True))
+        states = [row.answer.sampler for row in rows]
+        return list(zip(rows, sample(chosen, states, self._sampling), strict=True))
 
     def _answers_of(self, request: Request) -> Iterable[tuple[int, Answer]]:
         """The answers that `request` runs for: all n until it is forked, then its own."""
@@ -313,6 +366,13 @@ class EngineCore:
             self._end(request_id, row.index)
         return delta
 
+    def _end_prewarm(self, request: Request) -> OutputDelta:
+        """The prompt of a request that wants nothing else is computed; all of it stays findable."""
+        [answer] = self._groups[request.request_id].answers.values()
+        self._finished[FinishReason.LENGTH] += 1
+        self._end(request.request_id, request.index)
+        return answer.without_output(request.report)
+
     def _end(self, request_id: str, index: int) -> None:
         group = self._groups[request_id]
         self._scheduler.finish(group.sequences.pop(index))
@@ -333,6 +393,8 @@ class EngineCore:
                 f"request {request_id!r} failed while it was computed: {cause}"
             )
             error.__cause__ = cause
-            self._failures.append(RequestFailure(request_id, error))
-            self._finished[FinishReason.ERROR] += len(self._groups[request_id].answers)
+            group = self._groups[request_id]
+            report = next(iter(group.sequences.values())).report
+            self._failures.append(RequestFailure(request_id, error, report))
+            self._finished[FinishReason.ERROR] += len(group.answers)
             self._drop(request_id, self._scheduler.discard)

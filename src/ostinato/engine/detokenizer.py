@@ -19,6 +19,7 @@ among byte-fallback tokens does not spoil the valid characters beside it.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 from typing import Protocol
 
 _UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
@@ -39,16 +40,22 @@ class TokenBytes(Protocol):
 class Detokenizer:
     """The text of one answer."""
 
-    def __init__(self, tokenizer: TokenBytes, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenBytes,
+        skip_special_tokens: bool,
+        shown_special_tokens: Collection[str] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._shown = frozenset(text.encode() for text in shown_special_tokens)
         self._utf8 = _UTF8_DECODER(errors="replace")
 
     def feed(self, token_id: int) -> str:
         """The characters that this token completes: none in the middle of a character."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        raw = self._tokenizer.token_bytes(token_id)
+        is_hidden = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+        return "" if is_hidden and raw not in self._shown else self._utf8.decode(raw)
 
     def flush(self) -> str:
         """When the answer is over: a U+FFFD if a character was left unfinished, else empty."""

@@ -17,6 +17,8 @@ class EngineLimits:
         num_blocks: capacity of the K/V pool.
         block_size: tokens a block.
         kv_bytes_per_token: K/V memory one token takes.
+        kv_pool_bytes: memory of the whole pool.
+        kv_open_bytes: part of it that is for the open blocks of a quantised format.
         min_cacheable_tokens: shortest common prefix that can be reused; None without prefix caching.
         max_num_seqs: most sequences at once, so also the largest n.
         vocab_size: token ids are below this.
@@ -26,6 +28,8 @@ class EngineLimits:
     num_blocks: int
     block_size: int
     kv_bytes_per_token: int
+    kv_pool_bytes: int
+    kv_open_bytes: int
     min_cacheable_tokens: int | None
     max_num_seqs: int
     vocab_size: int

@@ -30,6 +30,7 @@ from ostinato.cache.report import CacheReport
 from ostinato.cache.types import TokenArray
 from ostinato.clock import SystemClock
 from ostinato.config import DEFAULT_MODEL, load_config
+from ostinato.engine.async_engine import STALL_SECONDS
 from ostinato.engine.build import build_core
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob
@@ -199,7 +200,12 @@ class LLM:
         return self._run(prompts, sampling_params, use_tqdm)
 
     def close(self) -> None:
-        """Let go of model and cache; later calls raise `EngineStoppedError`."""
+        """Let go of model and cache; later calls raise `EngineStoppedError`.
+
+        With a disk tier, what has no copy there is written first, for at most ``tiers.flush_seconds``.
+        """
+        if self._core is not None:
+            self._core.close()
         self._core = None
 
     def __enter__(self) -> Self:
@@ -280,6 +286,8 @@ class LLM:
         while pending or core.has_work:
             while pending and core.can_queue:
                 core.add_request(pending.popleft().request)
+            if core.is_stalled:
+                core.wait_for_transfers(STALL_SECONDS)
             for delta in core.step():
                 job = jobs[delta.request_id]
                 job.add(delta)

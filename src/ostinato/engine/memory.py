@@ -1,4 +1,8 @@
-"""How much memory is there, and how much of it the K/V pool should take."""
+"""How much memory is there, and how much of it the K/V pool should take.
+
+The pool of a quantised format has room for a few open blocks in fp16 beside the sealed bytes of all; both
+count.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 from pathlib import Path
 
 from ostinato.cache.layout import KVCacheSpec
-from ostinato.config import CacheConfig
+from ostinato.config import CacheConfig, SchedulerConfig
 from ostinato.errors import ConfigError
 from ostinato.sizes import format_size
 
@@ -18,8 +22,43 @@ MIN_BLOCKS = 2
 MIN_TOKENS = 64
 
 
-def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int) -> int:
+def max_open_blocks(config: SchedulerConfig, spec: KVCacheSpec) -> int:
+    """Blocks of a quantised pool that are open at once at most: all that one step writes to; else 0.
+
+    A sequence's first token of a step may go to a block of its own, and so may its second, where the first
+    filled one; every further block takes `block_size` tokens.
+    """
+    if not spec.dtype.is_quantised:
+        return 0
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    second = min(seqs, tokens - seqs)
+    return seqs + second + (tokens - seqs - second) // spec.block_size
+
+
+def pool_bytes(spec: KVCacheSpec, num_blocks: int, max_open: int) -> int:
+    """Memory of a pool, open blocks included, of which there are never more than blocks."""
+    num_open = min(num_blocks, max_open)
+    return num_blocks * spec.bytes_per_block + num_open * spec.bytes_per_open_block
+
+
+def blocks_in(memory: int, spec: KVCacheSpec, max_open: int) -> int:
+    """The largest pool that takes at most `memory` bytes: the inverse of `pool_bytes`."""
+    if max_open == 0:
+        return memory // spec.bytes_per_block
+    all_open = memory // (spec.bytes_per_block + spec.bytes_per_open_block)
+    if all_open <= max_open:
+        return all_open
+    return (memory - max_open * spec.bytes_per_open_block) // spec.bytes_per_block
+
+
+def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int, max_open: int) -> int:
     """Blocks of the K/V pool: as configured, else by free memory.
+
+    Args:
+        config: how large it should be.
+        spec: of a block.
+        max_model_len: longest sequence, in tokens.
+        max_open: of `max_open_blocks`.
 
     Raises:
         ConfigError: if the pool could hardly serve anybody, or is larger than the machine's memory.
@@ -27,32 +66,32 @@ def pool_blocks(config: CacheConfig, spec: KVCacheSpec, max_model_len: int) -> i
     if config.num_blocks is not None:
         blocks, setting = config.num_blocks, "cache.num_blocks"
     elif config.kv_memory_bytes is not None:
-        blocks = config.kv_memory_bytes // spec.bytes_per_block
+        blocks = blocks_in(config.kv_memory_bytes, spec, max_open)
         setting = "cache.kv_memory_bytes"
     else:
-        blocks = available_memory() // SHARE_OF_FREE_MEMORY // spec.bytes_per_block
+        blocks = blocks_in(available_memory() // SHARE_OF_FREE_MEMORY, spec, max_open)
         blocks = min(blocks, MAX_FULL_CONTEXTS * spec.blocks_for(max_model_len))
         setting = "a quarter of the free memory (set cache.kv_memory_bytes to choose another size)"
-    _require_memory(setting, blocks, spec)
+    _require_memory(setting, blocks, spec, max_open)
     least = max(MIN_BLOCKS, spec.blocks_for(min(MIN_TOKENS, max_model_len)))
     if blocks < least:
         raise ConfigError(
             f"{setting} gives a K/V pool of {blocks} blocks of {spec.block_size} tokens; "
-            f"at least {least} blocks ({least * spec.bytes_per_block} bytes) are needed"
+            f"at least {least} blocks ({pool_bytes(spec, least, max_open)} bytes) are needed"
         )
     return blocks
 
 
-def _require_memory(setting: str, blocks: int, spec: KVCacheSpec) -> None:
+def _require_memory(setting: str, blocks: int, spec: KVCacheSpec, max_open: int) -> None:
     """Pages are committed as they are used, so more than is free now is allowed; more than there is, not."""
     total = total_memory()
-    if (wanted := blocks * spec.bytes_per_block) <= total:
+    if (wanted := pool_bytes(spec, blocks, max_open)) <= total:
         return
-    fits = available_memory() // spec.bytes_per_block
+    fits = blocks_in(available_memory(), spec, max_open)
     raise ConfigError(
         f"{setting} asks for a K/V pool of {format_size(wanted)}, and this machine has "
         f"{format_size(total)} of memory: at most {fits:,} blocks "
-        f"({format_size(fits * spec.bytes_per_block)}) fit in what is free now"
+        f"({format_size(pool_bytes(spec, fits, max_open))}) fit in what is free now"
     )
 
 

@@ -2,32 +2,35 @@
 
 Policies only: nothing here changes a request, a queue or the cache.
 
-Order (`lpm`). Preempted requests come first, oldest first, since others wait for what they hold up. Then by
-a score in tokens, the highest first:
+Order (`lpm`). Preempted requests come first, oldest first, since others wait for what they hold up. Then the
+tenants share: the next request is always one of the tenant that has had the least service (`fair_share.py`).
+Which of its requests is decided by a score in tokens, the highest first:
 
-      cached tokens  +  age_weight × seconds waited
-    − tokens in service of the same tenant  −  PRIORITY_TOKENS × priority
+      cached tokens  +  age_weight × seconds waited  − PRIORITY_TOKENS × priority
 
 The first term is longest-prefix-first (SGLang): what is cached is used while it is hot. The second ends
-every wait, since age grows without bound and the other terms do not. The third is the fair share: it is
-equal for all requests of one tenant, and between tenants it favours the one that is served least. The last
-is a head start, not a class of its own: with the default weight of age a step of priority is 16 seconds.
+every wait within a tenant, since age grows without bound and the other terms do not; between tenants the
+counters do, since only those who are served move up. The last is a head start, not a class of its own: with the
+default weight of age a step of priority is 16 seconds. Cache, age and priority of one tenant's requests
+therefore never push another tenant's back.
 
-Above `MAX_LOOKUPS` waiting requests, looking all of them up costs more than it gains. Then the tenants take
-turns in naming one of theirs, each by the same score without its first term, until there are so many.
+Above `MAX_LOOKUPS` waiting requests, looking all of them up costs more than it gains. Then only the first so
+many are, by the same order with nothing cached.
 
 `fcfs` is the order of arrival, after preempted requests; it reads neither cache, tenant nor priority.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ostinato.cache.tokens import common_prefix
 from ostinato.cache.types import TenantId, TokenArray
+from ostinato.engine.fair_share import TenantService
 from ostinato.engine.request import Request, RequestStatus
 
 MAX_LOOKUPS = 128
@@ -47,23 +50,42 @@ class Candidate:
         request: the request; read only.
         cached_tokens: leading tokens that are in the cache now.
         waited_seconds: since it arrived.
-        tenant_tokens: tokens of all running requests of its tenant.
     """
 
     request: Request
     cached_tokens: int
     waited_seconds: float
-    tenant_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """What an order may look at.
+
+    Attributes:
+        waiting: the requests to put in order.
+        now: monotonic seconds.
+        cached_tokens: looks a request's prefix up.
+        service: what each tenant has had.
+        in_service: tokens of all running requests, by tenant.
+    """
+
+    waiting: Sequence[Request]
+    now: float
+    cached_tokens: Callable[[Request], int]
+    service: TenantService
+    in_service: Mapping[TenantId, int]
 
 
 class WaitingOrder(Protocol):
-    """Which waiting request is tried first: the one with the smallest key."""
+    """Which waiting request is tried first."""
 
-    def sort_key(self, candidate: Candidate) -> SortKey: ...
+    def arrange(self, view: QueueView) -> list[Request]:
+        """The waiting requests, or the first of them, in the order in which to try them."""
+        ...
 
 
 class LongestPrefixFirst:
-    """The score of the module's docstring.
+    """The order of the module's docstring.
 
     Args:
         age_weight: tokens that one second of waiting is worth.
@@ -72,35 +94,82 @@ class LongestPrefixFirst:
     def __init__(self, age_weight: float) -> None:
         self._age_weight = age_weight
 
+    def arrange(self, view: QueueView) -> list[Request]:
+        chosen = view.waiting
+        if len(chosen) > MAX_LOOKUPS:
+            chosen = self._in_order(view, chosen, lambda request: 0)[:MAX_LOOKUPS]
+        return self._in_order(view, chosen, view.cached_tokens)
+
     def sort_key(self, candidate: Candidate) -> SortKey:
+        """Order within a tenant: the smallest key first."""
         age = self._age_weight * candidate.waited_seconds
         head_start = -PRIORITY_TOKENS * candidate.request.priority
-        score = candidate.cached_tokens + age - candidate.tenant_tokens + head_start
-        if candidate.request.status is RequestStatus.PREEMPTED:
-            return (0, 0.0, *candidate.request.arrival_order)
-        return (1, -score, *candidate.request.arrival_order)
+        return (-(candidate.cached_tokens + age + head_start), *candidate.request.arrival_order)
+
+    def _in_order(
+        self, view: QueueView, requests: Sequence[Request], cached_tokens: Callable[[Request], int]
+    ) -> list[Request]:
+        candidates = [
+            Candidate(request, cached_tokens(request), view.now - request.arrival_time)
+            for request in requests
+        ]
+        candidates.sort(key=self.sort_key)
+        return by_fair_share(candidates, view.service, view.in_service)
 
 
 class FirstComeFirstServed:
     """Arrival order, after preempted requests."""
 
-    def sort_key(self, candidate: Candidate) -> SortKey:
-        fresh = candidate.request.status is not RequestStatus.PREEMPTED
-        return (fresh, *candidate.request.arrival_order)
+    def arrange(self, view: QueueView) -> list[Request]:
+        preempted = RequestStatus.PREEMPTED
+        return sorted(
+            view.waiting, key=lambda one: (one.status is not preempted, one.arrival_order)
+        )
 
 
-def by_turns(
-    waiting: Iterable[Request], key: Callable[[Request], SortKey], limit: int
+def by_fair_share(
+    candidates: Iterable[Candidate], service: TenantService, in_service: Mapping[TenantId, int]
 ) -> list[Request]:
-    """At most `limit` of `waiting`: preempted ones first, then the tenants take turns, each by `key`."""
-    turns: Counter[TenantId] = Counter()
-    drawn: list[tuple[int, Request]] = []
-    for request in sorted(waiting, key=key):
-        preempted = request.status is RequestStatus.PREEMPTED
-        drawn.append((-1 if preempted else turns[request.tenant], request))
-        turns[request.tenant] += not preempted
-    drawn.sort(key=lambda pair: pair[0])  # stable: within a turn by `key`
-    return [request for _, request in drawn[:limit]]
+    """Preempted requests by arrival, then the others in the order in which fairness admits them.
+
+    Plays the admissions through: the tenant with the smallest counter gives its next request and is charged
+    for it. Of equal counters, whoever has less in service goes first, then whose next request is older.
+
+    Args:
+        candidates: each tenant's own in the order in which it is to be served.
+        service: the counters; not changed.
+        in_service: tokens that run, by tenant.
+    """
+    preempted: list[Request] = []
+    queues: defaultdict[TenantId, deque[Candidate]] = defaultdict(deque)
+    for candidate in candidates:
+        if candidate.request.status is RequestStatus.PREEMPTED:
+            preempted.append(candidate.request)
+        else:
+            queues[candidate.request.tenant].append(candidate)
+    turns = [
+        (
+            service.virtual_tokens(tenant),
+            in_service.get(tenant, 0),
+            queue[0].request.arrival_order,
+            tenant,
+        )
+        for tenant, queue in queues.items()
+    ]
+    heapq.heapify(turns)
+    ordered = sorted(preempted, key=lambda request: request.arrival_order)
+    while turns:
+        counter, running, _, tenant = turns[0]
+        candidate = queues[tenant].popleft()
+        ordered.append(candidate.request)
+        if not queues[tenant]:
+            heapq.heappop(turns)
+            continue
+        num_tokens = candidate.request.num_tokens
+        counter += service.price(tenant, num_tokens - candidate.cached_tokens)
+        oldest = queues[tenant][0].request.arrival_order
+        heapq.heapreplace(turns, (counter, running + num_tokens, oldest, tenant))
+    return ordered
 
 
 class PrefixGate(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from ostinato.cache.report import CacheReport
 
@@ -67,3 +68,32 @@ class OutputDelta:
     stop_reason: str | int | None
     report: CacheReport | None
     num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """What the engine counted for one request, however it ended; adds up to `EngineStats` over all requests.
+
+    Attributes:
+        report: where the prompt's tokens came from; None if the request was never admitted: then nothing of it
+            was counted.
+        num_output_tokens: sampled tokens of all its answers, those that nobody waited for included.
+        finish_reason: ERROR if computing it failed, else the last of STOP, LENGTH and ABORT that one of its
+            answers ended with; None if it was refused.
+    """
+
+    report: CacheReport | None = None
+    num_output_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+
+class RequestMeter(Protocol):
+    """Told about one request, by whoever computes it."""
+
+    def begin(self) -> None:
+        """From now on tokens may be counted; `end` will follow exactly once."""
+        ...
+
+    def end(self, end: RequestEnd) -> None:
+        """The request has left the engine. Called from any thread; must return at once."""
+        ...

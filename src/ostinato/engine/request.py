@@ -6,6 +6,9 @@
                                    │           ▼                              │ abort, from any state
                                    └─────── PREEMPTED ────────────────────────┘
 
+Where K/V is to be loaded from a lower tier, WAITING_FOR_LOAD lies between waiting (or preempted) and running;
+see `loading.py`.
+
 There are no phases. `num_computed_tokens` chases `num_tokens`: a step computes some of the missing tokens,
 and when none is missing one more is sampled. The token sampled last is therefore never computed yet.
 
@@ -26,12 +29,9 @@ import numpy.typing as npt
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.hashing import HashChain
 from ostinato.cache.report import CacheReport
-from ostinato.cache.types import NamespaceKey, TenantId, TokenArray
+from ostinato.cache.types import DEFAULT_TENANT, NamespaceKey, TenantId, TokenArray
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError
-
-DEFAULT_TENANT = TenantId("default")
-"""Whose requests they are where there are no API keys."""
 
 MAX_PRIORITY = 100
 """Largest absolute value of a priority: `order.PRIORITY_TOKENS` turns it into a wait that has an end."""
@@ -71,6 +71,8 @@ class EngineRequest:
         params: how to choose tokens.
         tenant: whose cache it may use; from the operator's side, never from the client.
         cache_salt: narrows sharing within the tenant.
+        retain: ``(num_tokens, seconds)``: the K/V of so many leading tokens of the prompt is promised for so
+            long, counted from each use.
         priority: lower is served earlier, -`MAX_PRIORITY` to `MAX_PRIORITY`; what a step is worth against
             age and cached tokens is `order.PRIORITY_TOKENS`.
     """
@@ -80,6 +82,7 @@ class EngineRequest:
     params: SamplingParams
     tenant: TenantId = DEFAULT_TENANT
     cache_salt: str | None = None
+    retain: tuple[tuple[int, float], ...] = ()
     priority: int = 0
 
 
@@ -87,6 +90,7 @@ class RequestStatus(Enum):
     """See the module's docstring for the way from one to the next."""
 
     WAITING = "waiting"
+    WAITING_FOR_LOAD = "waiting for load"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -100,20 +104,23 @@ class Request:
         index: which of the n answers this is.
         num_seqs: sequences it stands for: n until it is forked, then 1.
         namespace: where in the cache its prefix is looked up and published.
+        cache_salt: None, or what narrows its namespace within the tenant.
         hashes: memo of its block hashes, for all lookups of its life.
-        max_tokens: most tokens to generate.
+        max_tokens: most tokens to generate; 0: it ends when its prompt is computed.
+        retain: see `EngineRequest`; from the moment at which the prompt is computed.
         arrival_time: monotonic seconds.
         arrival_order: total order of arrival; forks keep their leader's place.
         num_prompt_tokens: length of the prompt.
         num_computed_tokens: leading tokens whose K/V is in the block table.
-        table: its blocks while it runs, else None.
-        report: where its prompt came from; set at the first admission and never changed.
+        table: its blocks while it runs or loads, else None.
+        report: where its prompt came from; set when it first starts and never changed.
     """
 
     __slots__ = (
         "_buffer",
         "arrival_order",
         "arrival_time",
+        "cache_salt",
         "hashes",
         "index",
         "max_tokens",
@@ -125,6 +132,7 @@ class Request:
         "priority",
         "report",
         "request_id",
+        "retain",
         "status",
         "table",
         "tenant",
@@ -137,7 +145,9 @@ class Request:
         self.index = 0
         self.num_seqs = source.params.n
         self.tenant = source.tenant
+        self.cache_salt = source.cache_salt
         self.priority = source.priority
+        self.retain = source.retain
         self.namespace = namespace
         self.hashes = HashChain(namespace)
         self.max_tokens = max_tokens
@@ -171,6 +181,11 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that must be computed before the next one can be sampled."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def ends_with_prompt(self) -> bool:
+        """Nothing is to be generated: it is there for the K/V of its prompt."""
+        return self.max_tokens == 0
 
     @property
     def is_prefilling(self) -> bool:

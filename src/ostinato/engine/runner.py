@@ -1,4 +1,8 @@
-"""ModelRunner: turns a step's plan into arrays and runs the model on them."""
+"""ModelRunner: turns a step's plan into arrays and runs the model on them.
+
+Over quantised K/V a `SealingModelRunner` also opens the blocks that a step writes to, and seals those that it
+filled.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ostinato.cache.quantised_storage import BlockWrites, QuantisedKVStorage
 from ostinato.cache.storage import KVStorage
 from ostinato.engine.scheduler import ScheduledRequest
 from ostinato.ops.base import BatchMetadata, Float32Array, Int32Array
@@ -38,7 +43,37 @@ class ModelRunner:
         Returns:
             ``(L, vocab)`` float32: one row for each request that `wants_logits`, in order.
         """
-        return self._model.forward(build_batch(scheduled, self._kv.spec.block_size), self._kv)
+        return self.forward(build_batch(scheduled, self._kv.spec.block_size))
+
+    def forward(self, batch: BatchMetadata) -> Float32Array:
+        """Compute a batch that was built elsewhere; ``(L, vocab)`` float32."""
+        return self._model.forward(batch, self._kv)
+
+
+class SealingModelRunner(ModelRunner):
+    """A `ModelRunner` over quantised K/V.
+
+    If a step fails, what it wrote stays open: computing it again finds it so.
+    """
+
+    def __init__(self, model: Model, kv: QuantisedKVStorage) -> None:
+        super().__init__(model, kv)
+        self._quantised = kv
+
+    def forward(self, batch: BatchMetadata) -> Float32Array:
+        block_size = self._quantised.spec.block_size
+        writes = BlockWrites.of_slots(batch.slot_mapping, block_size)
+        self._quantised.open_for_write(writes)
+        logits = super().forward(batch)
+        self._quantised.seal(writes.filled(block_size))
+        return logits
+
+
+def build_runner(model: Model, kv: KVStorage) -> ModelRunner:
+    """The runner that `kv` needs."""
+    if isinstance(kv, QuantisedKVStorage):
+        return SealingModelRunner(model, kv)
+    return ModelRunner(model, kv)
 
 
 def build_batch(scheduled: Sequence[ScheduledRequest], block_size: int) -> BatchMetadata:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
+from ostinato.engine.grammar.spec import Grammar, GrammarSpec, TriggeredGrammar
 from ostinato.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20
@@ -48,6 +49,8 @@ class SamplingParams:
             to 20.
         logit_bias: added to the logits of token ids, −100 to 100.
         skip_special_tokens: leave special tokens out of the text.
+        shown_special_tokens: special tokens, by their spelling, that are in the text all the same.
+        grammar: what the answer, or a part of it, must match; see `engine/grammar`.
 
     Raises:
         InvalidRequestError: naming the field, what was given and what is allowed.
@@ -70,6 +73,8 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[str, ...] = ()
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         self._normalise_collections()
@@ -84,6 +89,16 @@ class SamplingParams:
             value: object = getattr(self, name)
             if not isinstance(value, bool):
                 _refuse(name, value, "true or false")
+        grammar: object = self.grammar
+        if grammar is not None and not isinstance(grammar, Grammar | TriggeredGrammar):
+            _refuse("grammar", repr(grammar)[:40], "a Grammar or a TriggeredGrammar")
+
+    @classmethod
+    def prewarm(cls) -> SamplingParams:
+        """Compute the prompt and generate nothing: the only params whose `max_tokens` is 0."""
+        params = cls(max_tokens=1)
+        object.__setattr__(params, "max_tokens", 0)
+        return params
 
     @property
     def greedy(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.cache.pool import PoolStats
+from ostinato.cache.tiers.hierarchy import HierarchyStats
 from ostinato.engine.outputs import FinishReason
 
 
@@ -28,6 +29,8 @@ class EngineStats:
         allocated_slots: token slots in the blocks of running requests.
         used_slots: how many of them hold K/V. What two requests share counts for both, in either number.
         integrity_errors_total: broken invariants seen; always a bug.
+        loading: requests that hold blocks and wait for K/V from a lower tier.
+        tiers: what lies below the device; None if nothing does.
     """
 
     running: int
@@ -44,6 +47,8 @@ class EngineStats:
     allocated_slots: int
     used_slots: int
     integrity_errors_total: int
+    loading: int = 0
+    tiers: HierarchyStats | None = None
 
     @property
     def waste(self) -> float:
