@@ -31,7 +31,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; \
 	done)
 
-.PHONY: help run demo test test-slow test-parity test-sanitize check bench bench-peers bench-quality model clean
+.PHONY: help run demo test test-slow test-parity test-sanitize check bench bench-peers bench-quality bench-kv model clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -71,6 +71,9 @@ bench-peers: $(VENV)/.installed-dev model ## Measure beside other engines (pytho
 
 bench-quality: $(VENV)/.installed-dev model ## Measure what int8 activations cost, beside llama.cpp
 	$(BIN)/python -m benchmarks.quality
+
+bench-kv: $(VENV)/.installed-dev model ## Measure what each K/V format saves and costs (goes on where it was broken off)
+	$(BIN)/python -m benchmarks.quality kv
 
 model: $(VENV)/.installed ## Fetch the default model
 	@$(BIN)/ostinato pull $(DEFAULT_MODEL)

@@ -13,6 +13,8 @@
     ├── EngineStoppedError        the engine is shutting down or has died
     ├── EngineOverloadedError     too many requests wait already: becomes a 503
     ├── RequestFailedError        computing this one request failed; others go on: becomes a 500
+    ├── LedgerError               the ledger's database cannot be reached, read or written
+    ├── GrammarError              an answer can no longer follow the grammar that it must match
     ├── NonFiniteLogitsError      the model produced NaN or infinite logits for some rows of a batch
     └── CacheIntegrityError       an invariant of the cache is broken: a bug of ours
 
@@ -91,6 +93,14 @@ class EngineOverloadedError(OstinatoError):
 
 class RequestFailedError(OstinatoError):
     """A fault of ours while this request was computed. The engine goes on with the others."""
+
+
+class LedgerError(OstinatoError):
+    """The ledger's database cannot be reached, read or written. A request never sees it."""
+
+
+class GrammarError(OstinatoError):
+    """An answer cannot go on as its grammar wants, e.g. since that has become too complex to follow."""
 
 
 class NonFiniteLogitsError(OstinatoError):

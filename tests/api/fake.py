@@ -6,13 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.api.backend import BackendHealth, GenerationRequest, PromptInput, ServedModel
+import numpy as np
+
+from ostinato.api.backend import (
+    BackendHealth,
+    EncodedPrompt,
+    GenerationRequest,
+    PromptInput,
+    ServedModel,
+)
 from ostinato.api.prompt import Prompt
 from ostinato.cache.pool import PoolStats
 from ostinato.cache.report import CacheReport
 from ostinato.cache.types import MissReason, Tier
+from ostinato.engine.metering import Metering
 from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob, TopLogprob
 from ostinato.engine.stats import EngineStats
+from ostinato.models.tools.syntax import ToolCallStyle
 
 MODEL = "tiny"
 WORDS = ("Once", " upon", " a", " time")
@@ -42,6 +52,7 @@ class FakeBackend:
         fail_after: number of deltas after which the generator raises `failure`.
         hang_after: number of deltas after which it waits for ever.
         finish: reason of the last delta.
+        tool_call_style: that the model is said to have.
         requests: all that was asked, in order.
         cancelled: ids of the requests whose generator was closed before its end.
     """
@@ -54,12 +65,14 @@ class FakeBackend:
     hang_after: int | None = None
     finish: FinishReason = FinishReason.STOP
     alive: bool = True
+    tool_call_style: ToolCallStyle | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
 
     def models(self) -> Sequence[ServedModel]:
-        return (ServedModel(MODEL, 1_700_000_000, "tests", 2048, "fp_0123"),)
+        style = self.tool_call_style
+        return (ServedModel(MODEL, 1_700_000_000, "tests", 2048, "fp_0123", style),)
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
         self.requests.append(request)
@@ -70,19 +83,32 @@ class FakeBackend:
     async def count(self, prompt: PromptInput) -> int:
         return len(prompt.messages) if isinstance(prompt, Prompt) else len(prompt)
 
+    async def encode(self, prompt: PromptInput) -> EncodedPrompt:
+        token_ids = np.arange(PROMPT_TOKENS, dtype=np.int32)
+        if not isinstance(prompt, Prompt):
+            return EncodedPrompt(prompt, token_ids)
+        segments = prompt.segments()
+        return EncodedPrompt(prompt, token_ids, segments, (None,) * len(segments))
+
     async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
         sent = 0
         finished = False
+        metering = Metering(request.meter)
+        with metering.beginning():
+            pass
         try:
             for position, word in enumerate(self.words):
                 for index in range(request.params.n):
                     await self._maybe_stop(sent)
-                    yield self._delta(request, index, position, word)
+                    delta = self._delta(request, index, position, word)
+                    metering.add(delta)
+                    yield delta
                     sent += 1
             finished = True
         finally:
             if not finished:
                 self.cancelled.append(request.request_id)
+            metering.end()
 
     async def _maybe_stop(self, sent: int) -> None:
         if sent == self.fail_after:

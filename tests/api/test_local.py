@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from ostinato.api.app import create_app
 from ostinato.api.backend import GenerationRequest, PromptInput
 from ostinato.api.local import LocalBackend
-from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolCall
+from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolCall, ToolDefinition
 from ostinato.clock import ManualClock
 from ostinato.config import CacheConfig, OstinatoConfig, SchedulerConfig
 from ostinato.engine.async_engine import AsyncEngine
@@ -72,9 +72,12 @@ def user(text: str, **fields: object) -> Prompt:
     return Prompt((Message(Role.USER, (TextPart(text),)),), **fields)  # type: ignore[arg-type]
 
 
-def request_for(prompt: PromptInput, max_tokens: int = 3) -> GenerationRequest:
+def request_for(
+    backend: LocalBackend, prompt: PromptInput, max_tokens: int = 3
+) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return GenerationRequest(request_id="r", model="tiny", prompt=prompt, params=params)
+    encoded = asyncio.run(backend.encode(prompt))
+    return GenerationRequest(request_id="r", model="tiny", prompt=encoded, params=params)
 
 
 async def generate(backend: LocalBackend, request: GenerationRequest) -> list[OutputDelta]:
@@ -85,7 +88,7 @@ async def generate(backend: LocalBackend, request: GenerationRequest) -> list[Ou
 def test_a_conversation_is_rendered_counted_and_reported_alike(backend: LocalBackend) -> None:
     prompt = user("hello")
     count = asyncio.run(backend.count(prompt))
-    deltas = asyncio.run(generate(backend, request_for(prompt)))
+    deltas = asyncio.run(generate(backend, request_for(backend, prompt)))
     report = deltas[-1].report
     assert report is not None
     assert report.prompt_tokens == count
@@ -107,9 +110,9 @@ def test_what_can_never_be_served_is_refused_before_anything_streams(
     backend: LocalBackend,
 ) -> None:
     with pytest.raises(CapacityError, match="256"):
-        asyncio.run(backend.stream(request_for((1,) * 257)))
+        asyncio.run(backend.stream(request_for(backend, (1,) * 257)))
     with pytest.raises(InvalidRequestError, match="at least one token"):
-        asyncio.run(backend.stream(request_for("")))
+        asyncio.run(backend.stream(request_for(backend, "")))
 
 
 @pytest.mark.parametrize("prompt", ["a" * 2_000_000, user("a" * 2_000_000)], ids=["text", "chat"])
@@ -122,13 +125,13 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     monkeypatch.setattr(Tokenizer, "encode_prompt", must_not_be_called)
     monkeypatch.setattr(Tokenizer, "encode_marked", must_not_be_called)
     with pytest.raises(ContextLengthError, match=r"131072 tokens.* at least 153,8\d\d tokens"):
-        asyncio.run(backend.stream(request_for(prompt)))
+        asyncio.run(backend.stream(request_for(backend, prompt)))
 
 
 def test_tools_without_a_place_in_the_template_are_refused(backend: LocalBackend) -> None:
     call = ToolCall("call_1", "f", "{}")
     with pytest.raises(RequestError, match="no place for tools") as tools:
-        asyncio.run(backend.count(user("hello", tools=({"type": "function"},))))
+        asyncio.run(backend.count(user("hello", tools=(ToolDefinition({"type": "function"}),))))
     calls = Prompt((Message(Role.ASSISTANT, (), tool_calls=(call,)),))
     with pytest.raises(RequestError, match="no place for tool_calls") as messages:
         asyncio.run(backend.count(calls))
@@ -138,7 +141,7 @@ def test_tools_without_a_place_in_the_template_are_refused(backend: LocalBackend
 @pytest.mark.parametrize("backend", [TOOL_TEMPLATE], indirect=True)
 def test_tools_reach_a_template_that_has_a_place_for_them(backend: LocalBackend) -> None:
     plain = asyncio.run(backend.count(user("hello")))
-    tools = ({"type": "function", "function": {"name": "f"}},)
+    tools = (ToolDefinition({"type": "function", "function": {"name": "f"}}),)
     assert asyncio.run(backend.count(user("hello", tools=tools))) > plain
     call = ToolCall("call_1", "lookup", '{"key": "value"}')
     calling = Prompt(
@@ -153,7 +156,7 @@ def test_tools_reach_a_template_that_has_a_place_for_them(backend: LocalBackend)
 @pytest.mark.parametrize("backend", [TOOL_TEMPLATE], indirect=True)
 def test_a_lone_surrogate_inside_a_tool_is_refused(backend: LocalBackend) -> None:
     with pytest.raises(InvalidRequestError, match="valid Unicode"):
-        asyncio.run(backend.count(user("hello", tools=({"name": "\ud800"},))))
+        asyncio.run(backend.count(user("hello", tools=(ToolDefinition({"name": "\ud800"}),))))
 
 
 @pytest.mark.parametrize("backend", [None], indirect=True)
@@ -167,7 +170,7 @@ def test_closing_the_stream_frees_the_blocks(tmp_path: Path) -> None:
     num_blocks = ENDLESS_CONTEXT // 16
     engine = start_engine(tmp_path, CHAT_TEMPLATE, num_blocks)
     backend = LocalBackend(engine)
-    request = request_for((1, 2, 3), ENDLESS_CONTEXT - 1000)
+    request = request_for(backend, (1, 2, 3), ENDLESS_CONTEXT - 1000)
 
     async def read_one() -> None:
         async with aclosing(await backend.stream(request)) as deltas:

@@ -61,7 +61,7 @@ def test_prompts_come_as_text_or_tokens_one_or_many(
     client: TestClient, backend: FakeBackend, prompt: Any, asked: list[Any]
 ) -> None:
     ask(client, prompt=prompt)
-    assert [request.prompt for request in backend.requests] == asked
+    assert [request.prompt.source for request in backend.requests] == asked
     assert len({request.request_id for request in backend.requests}) == len(asked)
 
 

@@ -43,7 +43,7 @@ def test_what_fits_is_rounded_down_to_whole_tokens_and_contexts() -> None:
     assert plan.contexts_in(memory) == 2
 
 
-@given(small, small, small, st.sampled_from(list(KVDtype)))
+@given(small, small, small, st.sampled_from([KVDtype.FP16, KVDtype.FP32]))
 def test_the_plan_agrees_with_what_the_cache_allocates(
     layers: int, kv_heads: int, head_dim: int, dtype: KVDtype
 ) -> None:

@@ -44,6 +44,32 @@ def test_json_has_the_same_figures_in_bytes() -> None:
     assert result["memory"] == {"bytes": 2**30, "tokens": 15_279, "contexts": 15}
 
 
+def test_every_format_is_listed_with_what_it_fits_of_fp16() -> None:
+    result = plan(*LLAMA, "--memory", "24GiB")
+    rows = {row.split()[0]: row.split() for row in result.output.splitlines() if row.strip()}
+    assert rows["fp16"][1:] == ["128", "KiB", "1.00", "196,608"]
+    assert rows["int8"][1:4] == rows["fp8"][1:4] == ["65", "KiB", "1.97"]
+    assert rows["int4"][1:] == ["41", "KiB", "3.12", "613,800"]
+
+
+def test_larger_blocks_make_int4_cheaper_and_leave_the_rest_as_it_is() -> None:
+    result = json.loads(plan(*LLAMA, "--block-size", "64", "--json").stdout)
+    sizes = {row["kv_dtype"]: row["bytes_per_token"] for row in result["formats"]}
+    assert sizes["int8"] == 65 * 1024
+    assert sizes["int4"] == 32 * 8 * ((64 * 64 + 128 * 4) + (64 * 64 + 64 * 4)) / 64
+
+
+def test_formats_of_heads_are_not_shown_for_mla() -> None:
+    assert "int8" not in plan(*MLA).output
+    assert "formats" not in json.loads(plan(*MLA, "--json").stdout)
+
+
+def test_a_format_that_cannot_store_such_heads_is_left_out() -> None:
+    odd = ["--layers", "1", "--kv-heads", "1", "--head-dim", "7", "--json"]
+    listed = [row["kv_dtype"] for row in json.loads(plan(*odd).stdout)["formats"]]
+    assert listed == ["fp32", "fp16", "fp8", "int8"]
+
+
 def test_a_model_gives_its_own_numbers(tiny_model: Path) -> None:
     result = json.loads(plan("--model", str(tiny_model), "--json").stdout)
     assert result["elements_per_token"] == 2 * 2 * 2 * 16  # K and V, layers, K/V heads, head dim

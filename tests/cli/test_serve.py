@@ -113,7 +113,7 @@ def test_an_address_that_others_can_reach_is_refused(run_ostinato: Run, host: st
     done = run_ostinato("serve", "--host", host, "--port", "0")
     assert done.returncode == 2
     assert "refusing to listen" in done.stderr
-    assert "API keys are not supported yet" in done.stderr
+    assert "ostinato keys add TENANT" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ostinato.config import OstinatoConfig
+from ostinato.errors import ModelNotFoundError
+from ostinato.models.registry import resolve_model
 from tests.e2e.server import ENDLESS_CONTEXT, Server, running_server
 from tests.tiny import write_tiny_model
 
@@ -41,6 +45,30 @@ def endless_server(
     data_dir = tmp_path_factory.mktemp("data")
     flags = ("--num-blocks", str(ENDLESS_CONTEXT // 16))
     with running_server(str(endless_model), data_dir, *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sdk_cache(request: pytest.FixtureRequest) -> Path:
+    """Where folders of `sdk_folder` are kept from one run to the next."""
+    cache: pytest.Cache = request.config.cache
+    return Path(cache.mkdir("sdks"))
+
+
+TOOL_MODEL = "qwen2.5-coder-0.5b-instruct"
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real small model that calls tools: the one that ``OSTINATO_TEST_TOOL_MODEL`` names, or one that was
+    pulled."""
+    name = os.environ.get("OSTINATO_TEST_TOOL_MODEL") or TOOL_MODEL
+    try:
+        resolve_model(name, OstinatoConfig().data_dir)
+    except ModelNotFoundError as error:
+        pytest.skip(f"{name} is not here: {error}")
+    flags = ("--kv-memory", "256MiB", "--max-model-len", "8192", "--disk-tier", "off")
+    with running_server(name, tmp_path_factory.mktemp("data"), *flags) as server:
         yield server
 
 

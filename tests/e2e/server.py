@@ -35,17 +35,21 @@ class Server:
         url: without ``/v1``.
         model: the name it serves.
         log: what it has printed so far.
+        process: for signals.
+        api_key: of the first tenant of OSTINATO_API_KEYS, if it asks for keys.
     """
 
     url: str
     model: str
+    process: subprocess.Popen[str]
     log: list[str] = field(default_factory=list)
+    api_key: str = "none"
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0)
 
     def async_client(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0)
 
     def metrics(self) -> Metrics:
         text = httpx2.get(f"{self.url}/metrics").raise_for_status().text
@@ -116,8 +120,10 @@ def running_server(model: str, data_dir: Path, *flags: str, **environment: str) 
         assert url is not None, "the server did not start:\n" + "".join(log)
         reader = threading.Thread(target=log.extend, args=(process.stdout,), daemon=True)
         reader.start()
-        [served] = httpx2.get(f"{url}/v1/models").json()["data"]
-        yield Server(url, served["id"], log)
+        api_key = environment.get("OSTINATO_API_KEYS", "=none").split(",")[0].partition("=")[2]
+        headers = {"authorization": f"Bearer {api_key}"}
+        [served] = httpx2.get(f"{url}/v1/models", headers=headers).json()["data"]
+        yield Server(url, served["id"], process, log, api_key)
     finally:
         process.terminate()
         try:

@@ -249,7 +249,6 @@ def test_gguf_yarn_is_read_and_its_attention_factor_multiplies_the_default() -> 
         ("llama.final_logit_softcapping", 30.0, "capped output logits"),
         ("llama.rope.dimension_count", 32, "32 of 64 dimensions"),
         ("llama.rope.scaling.type", "longrope", "'longrope'"),
-        ("llama.attention.sliding_window", 512, "window of 512 tokens"),
         ("llama.attention.value_length", 32, "values of 32"),
         ("llama.attention.head_count_kv", [1, 3], "layers that differ in"),
         ("llama.logit_scale", 0.0625, "scaled logits"),
@@ -269,6 +268,56 @@ def test_no_number_of_a_gguf_file_can_crash_the_reader(key: str, value: object) 
         return  # strange, but a number to compute with
     with pytest.raises((ModelFormatError, UnsupportedModelError)):
         ModelConfig.from_gguf({**SMOLLM2_METADATA, key: value})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first_layers"),
+    [
+        (None, (512, 512, 512, 512)),
+        (0, (512, 512, 512, 512)),
+        (3, (512, 512, None, 512)),
+        ([True, False] * 15, (512, None, 512, None)),
+    ],
+)
+def test_a_gguf_file_says_which_layers_have_its_window(
+    pattern: object, first_layers: tuple[int | None, ...]
+) -> None:
+    keys = {"llama.attention.sliding_window": 512}
+    if pattern is not None:
+        keys["llama.attention.sliding_window_pattern"] = pattern  # type: ignore[assignment]
+    config = gguf(**keys)
+    assert config.sliding_windows[:4] == first_layers
+    assert len(config.sliding_windows) == config.num_layers
+    assert [config.layer_shape(at).sliding_window for at in range(4)] == list(first_layers)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sliding_window": 0},
+        {"sliding_window": 8192},
+        {"sliding_window": 512, "sliding_window_pattern": 1},
+        {"sliding_window": 512, "sliding_window_pattern": [False] * 30},
+    ],
+)
+def test_a_window_of_a_gguf_file_without_effect_is_accepted(keys: dict[str, Any]) -> None:
+    assert gguf(**{f"llama.attention.{key}": v for key, v in keys.items()}).sliding_windows == ()
+
+
+@pytest.mark.parametrize("pattern", [[True], -1, "all", 2.5])
+def test_a_window_pattern_that_does_not_fit_the_layers_is_refused(pattern: object) -> None:
+    keys = {"sliding_window": 512, "sliding_window_pattern": pattern}
+    with pytest.raises(ModelFormatError, match="must name 30 layers"):
+        gguf(**{f"llama.attention.{key}": value for key, value in keys.items()})
+
+
+def test_a_qwen_file_with_a_window_must_say_which_layers_it_is_for() -> None:
+    keys = {key.replace("llama.", "qwen2."): value for key, value in SMOLLM2_METADATA.items()}
+    keys |= {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 512}
+    with pytest.raises(UnsupportedModelError, match="window of 512 tokens"):
+        ModelConfig.from_gguf(keys)
+    keys["qwen2.attention.sliding_window_pattern"] = 2
+    assert ModelConfig.from_gguf(keys).sliding_windows[:2] == (512, None)
 
 
 def test_equal_head_counts_given_as_a_list_are_one_number() -> None:

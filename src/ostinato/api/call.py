@@ -8,12 +8,20 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 
-from ostinato.api.connection import ClientDisconnectedError, until_disconnect
-from ostinato.api.context import CLIENT_CLOSED_REQUEST, ApiContext, new_answer_id, to_requests
+from ostinato.api.backend import ServedModel
+from ostinato.api.billing import Billing
+from ostinato.api.connection import (
+    CLIENT_CLOSED_REQUEST,
+    ClientDisconnectedError,
+    until_disconnect,
+)
+from ostinato.api.context import ApiContext, new_answer_id, prepare
 from ostinato.api.fields import GenerationBody
 from ostinato.api.generation import Deltas, open_streams
 from ostinato.api.middleware import request_id_of
+from ostinato.api.recording import recording_of
 from ostinato.api.sse import EventStream
+from ostinato.api.tenants import tenant_of
 from ostinato.errors import RequestError
 from ostinato.insight.metrics import RequestTimer
 
@@ -29,12 +37,16 @@ class Call(Generic[BodyT]):
         head: the fields that begin every object of the answer.
         num_answers: answers to each prompt.
         timer: told of every delta.
+        model: that answers.
+        billing: of its prompts.
     """
 
     body: BodyT
     head: Mapping[str, Any]
     num_answers: int
     timer: RequestTimer
+    model: ServedModel
+    billing: Billing
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +73,32 @@ async def answer(
         RequestError: the call can never be served; in the dialect's own terms.
     """
     timer = context.metrics.start_request()
+    recording = recording_of(request.scope)
+    recording.timer = timer
+    recording.asked.take_body(body)
     model = context.served_model(body.model)
     body.check()
-    params = body.to_params()
+    params = body.constrained(body.to_params(), model)
     answer_id = new_answer_id(dialect.id_prefix)
+    recording.asked.response_id = answer_id
+    recording.asked.answers = params.n
     head = {
         "id": answer_id,
         "created": int(context.clock.time()),
         "model": model.id,
         "system_fingerprint": model.fingerprint,
     }
-    requests = to_requests(
-        answer_id,
-        body,
-        body.to_prompts(),
-        params,
-        clips_max_tokens=body.max_tokens_is_default,
-    )
+    tenant = tenant_of(request.scope)
     try:
+        requests, billing = await until_disconnect(
+            request.receive, prepare(context, model, answer_id, tenant, body, params, recording)
+        )
         streams = await until_disconnect(request.receive, open_streams(context.backend, requests))
     except RequestError as error:
         raise body.in_client_terms(error) from error
     except ClientDisconnectedError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    call = Call(body, head, params.n, timer)
+    call = Call(body, head, params.n, timer, model, billing)
     if body.streams:
         return EventStream(dialect.frames(call, streams), request_id_of(request.scope))
     try:

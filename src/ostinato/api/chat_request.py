@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from ostinato.api import unsupported
+from ostinato.api.backend import ServedModel
 from ostinato.api.fields import (
     ApiModel,
     GenerationBody,
@@ -16,7 +17,16 @@ from ostinato.api.fields import (
     text_or_list,
     union_of,
 )
-from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolCall
+from ostinato.api.openai_caching import BreakpointField, BreakpointOf, CachingFields
+from ostinato.api.prompt import (
+    Message,
+    Prompt,
+    Role,
+    TextPart,
+    ToolCall,
+    ToolDefinition,
+)
+from ostinato.api.tool_calling import ToolChoice, ToolMode, ToolUse, plan_tools
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError, RequestError
 from ostinato.models.chat_encoding import UNSUPPORTED_CODE
@@ -37,6 +47,7 @@ class ContentPart(ApiModel):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
+    prompt_cache_breakpoint: BreakpointField | None = None
 
 
 class FunctionCall(ApiModel):
@@ -73,7 +84,7 @@ def _word_or_object(value: Any) -> str | None:
     return "~object" if isinstance(value, dict) else None
 
 
-class ChatRequest(GenerationBody):
+class ChatRequest(GenerationBody, CachingFields):
     """Body of a chat completion."""
 
     messages: list[ChatMessage]
@@ -85,7 +96,7 @@ class ChatRequest(GenerationBody):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = Field(
         default=None,
-        description="Passed to the model's chat template; calls come back as text.",
+        description="Functions that the model may call, in OpenAI's form.",
     )
     tool_choice: (
         Annotated[
@@ -99,22 +110,38 @@ class ChatRequest(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
+    @property
+    def accounting_key(self) -> str | None:
+        """See `GenerationBody.accounting_key`."""
+        return self.prompt_cache_key
+
     def check(self) -> None:
         """Refuse what types alone cannot tell.
 
         Raises:
             InvalidRequestError: naming the field.
         """
+        self.refuse_what_responses_has()
         unsupported.refuse_unsupported(self.model_extra, unsupported.CHAT)
         if self.stream_options is not None:
             extra = self.stream_options.model_extra
             unsupported.refuse_unsupported(extra, unsupported.STREAM_OPTIONS, "stream_options.")
         require_stream_for_options(self)
-        if self.tool_choice not in (None, "none", "auto"):
-            why = "the model decides whether to call a tool: use 'auto' or 'none'"
-            raise unsupported.unsupported("tool_choice", why)
-        if self.tools and self.parallel_tool_calls is False:
-            raise unsupported.unsupported("parallel_tool_calls")
+
+    def tool_use(self, model: ServedModel) -> ToolUse | None:
+        """How answers of `model` use tools; None if they call none.
+
+        Raises:
+            InvalidRequestError: a tool or the choice is malformed, or cannot be had of this model.
+        """
+        tools = tuple(map(ToolDefinition, self.tools or ()))
+        return plan_tools(tools, tool_choice(self), model.tool_call_style)
+
+    def constrained(self, params: SamplingParams, model: ServedModel) -> SamplingParams:
+        """See `GenerationBody.constrained`; with tools, every call is sound too."""
+        params = super().constrained(params, model)
+        use = self.tool_use(model)
+        return params if use is None else use.constrain(params)
 
     def to_params(self) -> SamplingParams:
         """The engine's view; a value out of range is reported under the name the client used.
@@ -168,16 +195,58 @@ class ChatRequest(GenerationBody):
         refuse_reserved(variables)
         prompt = Prompt(
             messages=tuple(
-                _message(message, f"messages[{i}]") for i, message in enumerate(self.messages)
+                _message(message, f"messages[{i}]", self.breakpoint_of)
+                for i, message in enumerate(self.messages)
             ),
-            tools=tuple(self.tools or ()),
+            tools=tuple(map(ToolDefinition, self.tools or ())),
             template_variables=variables,
             add_generation_prompt=self.add_generation_prompt is not False,
+            implicit_breakpoint=self.implicit_breakpoint(),
         )
         return (prompt,)
 
 
-def _message(message: ChatMessage, path: str) -> Message:
+def tool_choice(body: ChatRequest) -> ToolChoice:
+    """``tool_choice`` and ``parallel_tool_calls`` in canonical form.
+
+    Raises:
+        InvalidRequestError: `tool_choice` is of a form that nobody knows.
+    """
+    parallel = body.parallel_tool_calls is not False
+    given = body.tool_choice
+    if given is None or isinstance(given, str):
+        mode = ToolMode(given or "auto")
+        return ToolChoice(mode, None, parallel)
+    if given.get("type") == "function":
+        return ToolChoice(ToolMode.REQUIRED, (_tool_name(given, "tool_choice"),), False)
+    if given.get("type") == "allowed_tools":
+        allowed = given.get("allowed_tools")
+        where = "tool_choice.allowed_tools"
+        if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list):
+            raise InvalidRequestError(f"{where} must have a list of tools", param=where)
+        mode = allowed.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise InvalidRequestError(
+                f"{where}.mode must be 'auto' or 'required'", param=f"{where}.mode"
+            )
+        names = (_tool_name(tool, f"{where}.tools[{i}]") for i, tool in enumerate(allowed["tools"]))
+        return ToolChoice(ToolMode(mode), tuple(names), parallel)
+    raise InvalidRequestError(
+        "tool_choice must be 'none', 'auto', 'required', or an object of type 'function' or "
+        f"'allowed_tools', not of type {str(given.get('type'))[:40]!r}",
+        param="tool_choice",
+    )
+
+
+def _tool_name(tool: Any, path: str) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"{path}.function.name must be a text", param=path)
+    return name
+
+
+def _message(message: ChatMessage, path: str, breakpoint_of: BreakpointOf) -> Message:
     role = _ROLES[message.role]
     calls = tuple(
         ToolCall(call.id, call.function.name, call.function.arguments)
@@ -195,7 +264,7 @@ def _message(message: ChatMessage, path: str) -> Message:
         )
     return Message(
         role=role,
-        parts=_parts(message, path, may_be_empty=bool(calls)),
+        parts=_parts(message, path, breakpoint_of, may_be_empty=bool(calls)),
         name=message.name,
         tool_calls=calls,
         tool_call_id=message.tool_call_id,
@@ -203,7 +272,9 @@ def _message(message: ChatMessage, path: str) -> Message:
     )
 
 
-def _parts(message: ChatMessage, path: str, *, may_be_empty: bool) -> tuple[TextPart, ...]:
+def _parts(
+    message: ChatMessage, path: str, breakpoint_of: BreakpointOf, *, may_be_empty: bool
+) -> tuple[TextPart, ...]:
     if message.content is None:
         if may_be_empty:
             return ()
@@ -214,10 +285,12 @@ def _parts(message: ChatMessage, path: str, *, may_be_empty: bool) -> tuple[Text
         )
     if isinstance(message.content, str):
         return (TextPart(message.content),)
-    return tuple(_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content))
+    return tuple(
+        _part(part, f"{path}.content[{i}]", breakpoint_of) for i, part in enumerate(message.content)
+    )
 
 
-def _part(part: ContentPart, path: str) -> TextPart:
+def _part(part: ContentPart, path: str, breakpoint_of: BreakpointOf) -> TextPart:
     if part.type in unsupported.CONTENT_PARTS:
         kind = unsupported.CONTENT_PARTS[part.type]
         raise InvalidRequestError(
@@ -235,4 +308,4 @@ def _part(part: ContentPart, path: str) -> TextPart:
             f"{path}.{part.type} is required for a part of type {part.type!r}",
             param=f"{path}.{part.type}",
         )
-    return TextPart(text)
+    return TextPart(text, breakpoint_of(part.prompt_cache_breakpoint))

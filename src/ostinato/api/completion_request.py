@@ -69,7 +69,7 @@ class CompletionRequest(GenerationBody):
             raise unsupported.unsupported("best_of", "generate with n and choose yourself")
 
     @property
-    def max_tokens_is_default(self) -> bool:
+    def clips_max_tokens(self) -> bool:
         return self.max_tokens is None
 
     def to_params(self) -> SamplingParams:

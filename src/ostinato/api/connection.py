@@ -10,6 +10,9 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 
+CLIENT_CLOSED_REQUEST = 499
+"""Nginx's word for it; nobody is left to read the status."""
+
 
 class ClientDisconnectedError(Exception):
     """The client closed the connection before its answer was ready."""

@@ -6,15 +6,17 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.api.backend import Backend, GenerationRequest, PromptInput, ServedModel
-from ostinato.api.fields import SamplingFields
+from ostinato.api.backend import Backend, EncodedPrompt, GenerationRequest, ServedModel
+from ostinato.api.billing import Billing
+from ostinato.api.fields import GenerationBody
+from ostinato.api.recording import Recording
+from ostinato.cache.types import TenantId
 from ostinato.clock import Clock
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import RequestError
 from ostinato.insight.metrics import ServerMetrics
-
-CLIENT_CLOSED_REQUEST = 499
-"""Nginx's word for it; nobody is left to read the status."""
+from ostinato.product.entries import CacheScope
+from ostinato.product.prompt_cache import CachedRequest, PromptCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,33 @@ class ApiContext:
         metrics: of this server.
         clock: for timestamps in answers.
         started: monotonic seconds at which the server was made.
+        prompt_cache: house rules and entries.
     """
 
     backend: Backend
     metrics: ServerMetrics
     clock: Clock
     started: float
+    prompt_cache: PromptCache
+
+    def plan(
+        self,
+        model: ServedModel,
+        prompt: EncodedPrompt,
+        *,
+        tenant: TenantId,
+        salt: str | None = None,
+        accounting_key: str | None = None,
+    ) -> CachedRequest:
+        """What a request that begins now may read from the prompt cache and will write to it."""
+        scope = CacheScope(tenant, f"{model.id} {model.fingerprint}", salt, accounting_key)
+        return self.prompt_cache.plan(
+            scope,
+            prompt.token_ids,
+            prompt.segments,
+            prompt.boundaries,
+            prompt.implicit_breakpoint,
+        )
 
     def served_model(self, name: str) -> ServedModel:
         """The model of that name.
@@ -53,27 +76,73 @@ class ApiContext:
 
 def new_answer_id(prefix: str) -> str:
     """Id of an answer. Never part of a prompt."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+async def prepare(
+    context: ApiContext,
+    model: ServedModel,
+    answer_id: str,
+    tenant: TenantId,
+    body: GenerationBody,
+    params: SamplingParams,
+    recording: Recording,
+) -> tuple[list[GenerationRequest], Billing]:
+    """Encode a body's prompts, then `to_requests`.
+
+    Raises:
+        RequestError: a prompt cannot be rendered, or a caching field is wrong.
+    """
+    prompts = [await context.backend.encode(prompt) for prompt in body.to_prompts()]
+    return to_requests(context, model, answer_id, tenant, body, params, recording, prompts)
 
 
 def to_requests(
+    context: ApiContext,
+    model: ServedModel,
     answer_id: str,
-    fields: SamplingFields,
-    prompts: Sequence[PromptInput],
+    tenant: TenantId,
+    body: GenerationBody,
     params: SamplingParams,
-    *,
-    clips_max_tokens: bool,
-) -> list[GenerationRequest]:
-    """One request a prompt, with ids that are unique in this process."""
-    return [
+    recording: Recording,
+    prompts: Sequence[EncodedPrompt],
+) -> tuple[list[GenerationRequest], Billing]:
+    """One request a prompt, with ids that are unique in this process, and how they will be billed and recorded.
+
+    Raises:
+        RequestError: a caching field is wrong.
+    """
+    retention_seconds = body.retention_seconds()
+    planned = [
+        context.plan(
+            model,
+            prompt,
+            tenant=tenant,
+            salt=body.cache_salt,
+            accounting_key=body.accounting_key,
+        )
+        for prompt in prompts
+    ]
+    meters = [recording.meter() for _ in prompts]
+    requests = [
         GenerationRequest(
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
-            model=fields.model,
+            model=body.model,
             prompt=prompt,
             params=params,
-            cache_salt=fields.cache_salt,
-            priority=fields.priority or 0,
-            clips_max_tokens=clips_max_tokens,
+            tenant=tenant,
+            cache_salt=body.cache_salt,
+            retain=(*cached.plan.retain, *whole_prompt(prompt, retention_seconds)),
+            priority=body.priority or 0,
+            clips_max_tokens=body.clips_max_tokens,
+            meter=meters[index],
         )
-        for index, prompt in enumerate(prompts)
+        for index, (prompt, cached) in enumerate(zip(prompts, planned, strict=True))
     ]
+    return requests, Billing(context.prompt_cache, planned, meters)
+
+
+def whole_prompt(prompt: EncodedPrompt, seconds: float | None) -> tuple[tuple[int, float], ...]:
+    """The promise that all of a prompt stays for so long, as `GenerationRequest.retain` has it; None: no
+    promise."""
+    return () if seconds is None else ((len(prompt.token_ids), seconds),)

@@ -1,29 +1,15 @@
-"""Every failure in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
-
-| what happened                    | status | type                  |
-|----------------------------------|--------|-----------------------|
-| the caller's mistake             | 400    | invalid_request_error |
-| no such model or route           | 404    | invalid_request_error |
-| wrong method                     | 405    | invalid_request_error |
-| body too large                   | 413    | invalid_request_error |
-| body is not declared as JSON     | 415    | invalid_request_error |
-| the engine is full or stopped    | 503    | server_error          |
-| a bug of ours                    | 500    | server_error          |
-
-A 500 says nothing but the request id; the traceback goes to the log under the same id.
-"""
+"""Every failure that reaches the application, answered in its client's dialect; see `error_shapes`."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from ostinato.api import validation
+from ostinato.api.error_shapes import failure_response
+from ostinato.api.failure import Failure, failure_of
+from ostinato.api.recording import note_error
 from ostinato.errors import (
     EngineOverloadedError,
     EngineStoppedError,
@@ -31,13 +17,6 @@ from ostinato.errors import (
     RequestError,
 )
 
-RETRY_AFTER_SECONDS = 1
-"""What a 503 advises: the queue of a CPU engine moves within seconds."""
-
-STATUS_BY_CODE = {"model_not_found": 404, "unsupported_media_type": 415}
-"""Request errors whose status is not 400."""
-
-_STOPPED = "the engine no longer takes or finishes requests: it is stopping, or it has failed"
 _CODE_BY_STATUS = {
     400: "invalid_json",
     404: "not_found",
@@ -46,43 +25,8 @@ _CODE_BY_STATUS = {
 }
 
 
-def error_body(
-    message: str, kind: str, *, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def error_response(
-    status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> Response:
-    """ASCII JSON, so that no text from a client can make the answer itself fail to encode."""
-    return Response(
-        json.dumps(body, ensure_ascii=True),
-        status_code=status,
-        media_type="application/json",
-        headers=dict(headers or {}),
-    )
-
-
-def body_of(error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of any exception; also used for errors in mid-stream, where no status is left."""
-    if isinstance(error, RequestError):
-        status = STATUS_BY_CODE.get(error.code, 400)
-        return status, error_body(
-            str(error), "invalid_request_error", param=error.param, code=error.code
-        )
-    if isinstance(error, EngineOverloadedError):
-        return 503, error_body(str(error), "server_error", code="engine_overloaded")
-    if isinstance(error, EngineStoppedError):
-        return 503, error_body(_STOPPED, "server_error", code="engine_unavailable")
-    message = (
-        "the server failed on this request; its log has the reason under request id " + request_id
-    )
-    return 500, error_body(message, "server_error", code="internal_error")
-
-
 def install(app: FastAPI) -> None:
-    """Make `app` answer all errors that reach it in this shape."""
+    """Make `app` answer all errors that reach it."""
     app.add_exception_handler(RequestError, _on_known_error)
     app.add_exception_handler(EngineOverloadedError, _on_known_error)
     app.add_exception_handler(EngineStoppedError, _on_known_error)
@@ -91,9 +35,8 @@ def install(app: FastAPI) -> None:
 
 
 async def _on_known_error(request: Request, error: Exception) -> Response:
-    status, body = body_of(error, "")
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if status == 503 else {}
-    return error_response(status, body, headers)
+    note_error(request.scope, error)
+    return failure_response(request.scope, failure_of(error, ""))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -131,5 +74,5 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         405: f"{path} does not take {method}, only {(error.headers or {}).get('Allow', '')}",
     }.get(error.status_code, str(error.detail))
     code = _CODE_BY_STATUS.get(error.status_code, "invalid_request")
-    body = error_body(message, "invalid_request_error", code=code)
-    return error_response(error.status_code, body, error.headers)
+    failure = Failure(error.status_code, message, code, headers=error.headers or {})
+    return failure_response(request.scope, failure)

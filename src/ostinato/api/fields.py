@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from ostinato.api.backend import PromptInput
+from ostinato.api import structured
+from ostinato.api.backend import PromptInput, ServedModel
+from ostinato.cache.retention import parse_ttl
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError, RequestError
 
 MAX_SALT_CHARACTERS = 1024
+MAX_CACHE_TTL = 7 * 24 * 3600
+"""Seconds."""
 MAX_TOKEN_ID = 2**31 - 1
 _MAX_TOKEN_ID_DIGITS = len(str(MAX_TOKEN_ID))
 TAG_PREFIX = "~"
@@ -54,6 +59,13 @@ def text_or_list(value: Any) -> str | None:
     if isinstance(value, str):
         return f"{TAG_PREFIX}text"
     return f"{TAG_PREFIX}list" if isinstance(value, list) else None
+
+
+def _text_or_number(value: Any) -> str | None:
+    if isinstance(value, str):
+        return f"{TAG_PREFIX}text"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{TAG_PREFIX}number" if is_number else None
 
 
 class ApiModel(BaseModel):
@@ -101,8 +113,28 @@ class SamplingFields(ApiModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="Answers that are JSON: json_object or json_schema."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="One of json, json_object, regex, choice, grammar (Lark)."
+    )
+    guided_json: dict[str, Any] | None = None
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None
     cache_salt: Salt | None = Field(
         default=None, description="Share cached K/V only with requests that send the same salt."
+    )
+    cache_ttl: (
+        Annotated[
+            Annotated[Text, Tag("~text")] | Annotated[float, Tag("~number")],
+            union_of(_text_or_number, "seconds, or a text like '5m' or '1h'"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Keep this prompt's K/V for so long after each use: seconds, '5m' or '1h'.",
     )
     priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         default=None, description="Lower runs earlier."
@@ -144,6 +176,29 @@ class SamplingFields(ApiModel):
         }
         return SamplingParams(**{name: v for name, v in given.items() if v is not None})
 
+    def _guided_fields(self) -> dict[str, Any]:
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        return {name: getattr(self, name) for name in names}
+
+    def retention_seconds(self) -> float | None:
+        """`cache_ttl` in seconds.
+
+        Raises:
+            InvalidRequestError: it is no duration, or longer than `MAX_CACHE_TTL`.
+        """
+        if self.cache_ttl is None:
+            return None
+        try:
+            seconds = parse_ttl(self.cache_ttl)
+        except ValueError as error:
+            raise InvalidRequestError(f"cache_ttl: {error}", param="cache_ttl") from error
+        if seconds > MAX_CACHE_TTL:
+            raise InvalidRequestError(
+                f"cache_ttl must be at most {MAX_CACHE_TTL} seconds (7d), not {self.cache_ttl!r}",
+                param="cache_ttl",
+            )
+        return seconds
+
     def _logit_bias(self) -> dict[int, float] | None:
         if self.logit_bias is None:
             return None
@@ -162,9 +217,15 @@ class GenerationBody(SamplingFields, ABC):
     """A whole request body: what a call needs of each dialect."""
 
     @property
-    def max_tokens_is_default(self) -> bool:
-        """Whether `to_params` filled in a `max_tokens` that the client did not ask for."""
+    def clips_max_tokens(self) -> bool:
+        """Whether `max_tokens` shrinks to the room there is, as a default has to; else what does not fit is
+        refused."""
         return False
+
+    @property
+    def accounting_key(self) -> str | None:
+        """Within the tenant, requests with another one read none of its prompt-cache entries."""
+        return None
 
     @abstractmethod
     def check(self) -> None:
@@ -181,6 +242,21 @@ class GenerationBody(SamplingFields, ABC):
         Raises:
             InvalidRequestError: a value is out of range, under the name that the client used.
         """
+
+    def constrained(self, params: SamplingParams, model: ServedModel) -> SamplingParams:
+        """`params` with the form that this body asks of its answers.
+
+        Raises:
+            InvalidRequestError: the form is malformed, or more than one is asked for.
+        """
+        grammar = structured.only_one(
+            [
+                structured.response_format(self.response_format),
+                structured.structured_outputs(self.structured_outputs),
+                *structured.guided(self._guided_fields()),
+            ]
+        )
+        return params if grammar is None else replace(params, grammar=grammar)
 
     @abstractmethod
     def to_prompts(self) -> Sequence[PromptInput]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ostinato.api.backend import Backend, GenerationRequest
-from ostinato.api.usage import UsageRecord, add_usage, usage_of
+from ostinato.api.billing import Billing
+from ostinato.api.usage import TokenUsage, add_usage, usage_of
 from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob
 from ostinato.errors import EngineStoppedError
 from ostinato.insight.metrics import RequestTimer
@@ -34,24 +36,36 @@ class _Choice:
 
 
 class Tally:
-    """Adds up one call's usage from the deltas that pass: each prompt once, each answer's last count."""
+    """Adds up one call's usage from the deltas that pass: each prompt once, each answer's last count.
 
-    def __init__(self) -> None:
+    Args:
+        billing: of the call; told of the first delta of each prompt and of the end of each answer.
+    """
+
+    def __init__(self, billing: Billing) -> None:
+        self._billing = billing
         self._outputs: dict[tuple[int, int], int] = {}
+        self._token_ids: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self._last: dict[int, OutputDelta] = {}
 
     def add(self, prompt_index: int, delta: OutputDelta) -> None:
-        self._outputs[prompt_index, delta.index] = delta.num_output_tokens
+        answer = prompt_index, delta.index
+        self._outputs[answer] = delta.num_output_tokens
+        self._token_ids[answer] += delta.token_ids
         if delta.report is not None:
             self._last[prompt_index] = delta
+            self._billing.settle(prompt_index, delta.report)
+        if delta.finish_reason is not None and delta.report is not None:
+            self._billing.finish(prompt_index, self._token_ids.pop(answer))
 
-    def usage(self) -> UsageRecord:
+    def usage(self) -> TokenUsage:
         """The sum so far."""
         records = []
         for prompt_index, delta in self._last.items():
             assert delta.report is not None
             output = sum(n for (p, _), n in self._outputs.items() if p == prompt_index)
-            records.append(usage_of(delta.report, output))
+            split = self._billing.settle(prompt_index, delta.report)
+            records.append(usage_of(delta.report, output, split))
         return add_usage(records)
 
 
@@ -96,14 +110,14 @@ async def run(
 
 
 async def collect(
-    streams: Sequence[Deltas], num_answers: int, timer: RequestTimer
-) -> tuple[list[list[Answer]], UsageRecord]:
+    streams: Sequence[Deltas], num_answers: int, timer: RequestTimer, billing: Billing
+) -> tuple[list[list[Answer]], TokenUsage]:
     """Wait for everything.
 
     Returns:
         For each prompt its `num_answers` answers in order, and the usage of the call.
     """
-    tally = Tally()
+    tally = Tally(billing)
     choices = [[_Choice() for _ in range(num_answers)] for _ in streams]
     async with aclosing(run(streams, timer)) as deltas:
         async for prompt_index, delta in deltas:

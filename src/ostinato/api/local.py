@@ -14,14 +14,20 @@ from typing import cast
 
 import numpy as np
 
-from ostinato.api.backend import BackendHealth, GenerationRequest, PromptInput, ServedModel
+from ostinato.api.backend import (
+    BackendHealth,
+    EncodedPrompt,
+    GenerationRequest,
+    PromptInput,
+    ServedModel,
+)
 from ostinato.api.prompt import Prompt
-from ostinato.cache.types import TokenArray
 from ostinato.engine.async_engine import AsyncEngine
-from ostinato.engine.outputs import OutputDelta
+from ostinato.engine.outputs import OutputDelta, RequestMeter
 from ostinato.engine.request import EngineRequest, token_array
 from ostinato.engine.stats import EngineStats
-from ostinato.models.chat_encoding import encode_chat
+from ostinato.models.chat_encoding import encode_segments
+from ostinato.models.tools.syntax import choose_style
 
 OWNER = "ostinato"
 _FINGERPRINT_DIGITS = 12
@@ -48,6 +54,11 @@ class LocalBackend:
             owned_by=OWNER,
             max_model_len=engine.limits.max_model_len,
             fingerprint=_fingerprint(engine),
+            tool_call_style=choose_style(
+                engine.config.tool_call_parser,
+                None if model.chat_template is None else model.chat_template.source,
+            ),
+            end_token_ids=model.tokenizer.eos_token_ids,
         )
 
     def models(self) -> Sequence[ServedModel]:
@@ -57,20 +68,29 @@ class LocalBackend:
         """See `Backend.stream`."""
         engine_request = EngineRequest(
             request_id=request.request_id,
-            prompt_token_ids=await self._token_ids(request.prompt),
+            prompt_token_ids=request.prompt.token_ids,
             params=request.params,
             tenant=request.tenant,
             cache_salt=request.cache_salt,
+            retain=request.retain,
             priority=request.priority,
         )
         if request.clips_max_tokens:
             engine_request = self._engine.limits.clip_max_tokens(engine_request)
         self._engine.validate(engine_request)
-        return self._deltas(engine_request)
+        if request.params.grammar is not None:
+            await asyncio.to_thread(self._engine.grammars.compile, request.params.grammar)
+        return self._deltas(engine_request, request.meter)
 
     async def count(self, prompt: PromptInput) -> int:
         """See `Backend.count`."""
-        return len(await self._token_ids(prompt))
+        return len((await self.encode(prompt)).token_ids)
+
+    async def encode(self, prompt: PromptInput) -> EncodedPrompt:
+        """See `Backend.encode`."""
+        if isinstance(prompt, tuple):
+            return EncodedPrompt(prompt, token_array(prompt))
+        return await asyncio.to_thread(self._encode, prompt)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
@@ -90,28 +110,27 @@ class LocalBackend:
             max_waiting=self._engine.config.scheduler.max_waiting,
         )
 
-    async def _deltas(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
+    async def _deltas(
+        self, request: EngineRequest, meter: RequestMeter | None
+    ) -> AsyncGenerator[OutputDelta, None]:
         """The engine's deltas; closing this closes the engine's iterator and so aborts the request."""
-        deltas = cast(AsyncGenerator[OutputDelta, None], self._engine.generate(request))
+        deltas = cast(AsyncGenerator[OutputDelta, None], self._engine.generate(request, meter))
         async with aclosing(deltas):
             async for delta in deltas:
                 yield delta
 
-    async def _token_ids(self, prompt: PromptInput) -> TokenArray:
-        if isinstance(prompt, tuple):
-            return token_array(prompt)
-        return np.array(await asyncio.to_thread(self._encode, prompt), dtype=np.int32)
-
-    def _encode(self, prompt: Prompt | str) -> list[int]:
-        max_model_len = self._engine.limits.max_model_len
-        if isinstance(prompt, Prompt):
-            return encode_chat(
-                self._engine.model,
-                prompt.template_messages(),
-                tools=prompt.tools,
-                add_generation_prompt=prompt.add_generation_prompt,
-                variables=prompt.template_variables,
-                max_model_len=max_model_len,
-            )
-        self._engine.model.tokenizer.require_fit(prompt, max_model_len)
-        return self._engine.model.tokenizer.encode_prompt(prompt)
+    def _encode(self, prompt: Prompt | str) -> EncodedPrompt:
+        model, max_model_len = self._engine.model, self._engine.limits.max_model_len
+        if isinstance(prompt, str):
+            model.tokenizer.require_fit(prompt, max_model_len)
+            token_ids = np.array(model.tokenizer.encode_prompt(prompt), dtype=np.int32)
+            return EncodedPrompt(prompt, token_ids)
+        chat = encode_segments(
+            model,
+            prompt.template_messages(),
+            tools=prompt.template_tools(),
+            add_generation_prompt=prompt.add_generation_prompt,
+            variables=prompt.template_variables,
+            max_model_len=max_model_len,
+        )
+        return EncodedPrompt(prompt, chat.token_ids, prompt.segments(), chat.boundaries)

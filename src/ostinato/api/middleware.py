@@ -10,11 +10,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.api.error_handlers import body_of, error_body, error_response
+from ostinato.api.error_shapes import failure_response
+from ostinato.api.failure import Failure, failure_of
 
 logger = logging.getLogger("ostinato.api")
 
 REQUEST_ID_HEADER = "x-request-id"
+ANTHROPIC_REQUEST_ID_HEADER = "request-id"
+"""The same id again, where Anthropic's SDKs look for it."""
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Largest request body: some eight million tokens of text."""
 
@@ -49,7 +52,8 @@ class RequestIdMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = headers[ANTHROPIC_REQUEST_ID_HEADER] = request_id
             await send(message)
 
         try:
@@ -58,8 +62,8 @@ class RequestIdMiddleware:
             logger.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if started:
                 raise
-            status, body = body_of(error, request_id)
-            await error_response(status, body)(scope, receive, send_with_id)
+            response = failure_response(scope, failure_of(error, request_id))
+            await response(scope, receive, send_with_id)
 
 
 class BodyLimitMiddleware:
@@ -75,8 +79,9 @@ class BodyLimitMiddleware:
             return
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdigit() and int(declared) > self.max_bytes:
-            body = error_body(self._message(), "invalid_request_error", code="request_too_large")
-            await error_response(413, body, {"connection": "close"})(scope, receive, send)
+            headers = {"connection": "close"}
+            failure = Failure(413, self._message(), "request_too_large", headers=headers)
+            await failure_response(scope, failure)(scope, receive, send)
             return
         received = 0
 

@@ -20,8 +20,10 @@ from ostinato.api.context import ApiContext
 from ostinato.api.generation import Answer, Deltas, Tally, collect, run
 from ostinato.api.logprobs import chat_logprobs
 from ostinato.api.sse import DONE, frame
+from ostinato.api.tool_calling import AnswerReader
 from ostinato.api.usage import openai_usage
-from ostinato.engine.outputs import OutputDelta
+from ostinato.engine.outputs import FinishReason, OutputDelta
+from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted, ToolEvent
 
 _Call: TypeAlias = Call[ChatRequest]
 
@@ -29,7 +31,7 @@ _Call: TypeAlias = Call[ChatRequest]
 def chat_router(context: ApiContext) -> APIRouter:
     """The route, bound to a backend."""
     router = APIRouter(tags=["chat"])
-    dialect: Dialect[ChatRequest] = Dialect("chatcmpl", _whole, _frames)
+    dialect: Dialect[ChatRequest] = Dialect("chatcmpl-", _whole, _frames)
 
     @router.post("/v1/chat/completions", summary="Chat completion")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -39,7 +41,7 @@ def chat_router(context: ApiContext) -> APIRouter:
 
 
 async def _whole(call: _Call, streams: Sequence[Deltas]) -> Response:
-    (answers,), usage = await collect(streams, call.num_answers, call.timer)
+    (answers,), usage = await collect(streams, call.num_answers, call.timer, call.billing)
     return JSONResponse(
         {
             **call.head,
@@ -51,17 +53,44 @@ async def _whole(call: _Call, streams: Sequence[Deltas]) -> Response:
 
 
 def _choice(call: _Call, index: int, answer: Answer) -> dict[str, Any]:
+    reader = _reader(call, index)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if reader is not None:
+        reader.feed(answer.text)
+        reader.finish()
+        message["content"] = reader.text or (None if reader.calls else "")
+    if reader is not None and reader.calls:
+        message["tool_calls"] = [
+            {
+                "id": made.call_id,
+                "type": "function",
+                "function": {"name": made.name, "arguments": made.arguments},
+            }
+            for made in reader.calls
+        ]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "message": message,
         "logprobs": chat_logprobs(answer.logprobs) if call.body.logprobs else None,
-        "finish_reason": answer.finish_reason.value,
+        "finish_reason": _finish_reason(answer.finish_reason, reader),
         "stop_reason": answer.stop_reason,
     }
 
 
+def _reader(call: _Call, index: int) -> AnswerReader | None:
+    use = call.body.tool_use(call.model)
+    return None if use is None else use.reader(call.head["id"], index)
+
+
+def _finish_reason(reason: FinishReason, reader: AnswerReader | None) -> str:
+    if reader is not None and reader.calls and reason is FinishReason.STOP:
+        return "tool_calls"
+    return reason.value
+
+
 async def _frames(call: _Call, streams: Sequence[Deltas]) -> AsyncGenerator[str, None]:
-    tally = Tally()
+    tally = Tally(call.billing)
+    readers = [_reader(call, index) for index in range(call.num_answers)]
     opened = False
     async with aclosing(run(streams, call.timer)) as deltas:
         async for prompt_index, delta in deltas:
@@ -70,22 +99,45 @@ async def _frames(call: _Call, streams: Sequence[Deltas]) -> AsyncGenerator[str,
                 opened = True
                 for index in range(call.num_answers):
                     yield _chunk(call, index, {"role": "assistant", "content": ""})
-            for text in _delta_frames(call, delta):
+            for text in _delta_frames(call, delta, readers[delta.index]):
                 yield text
     if call.body.wants_usage_chunk:
         yield frame({**_head(call), "choices": [], "usage": openai_usage(tally.usage())})
     yield DONE
 
 
-def _delta_frames(call: _Call, delta: OutputDelta) -> list[str]:
+def _delta_frames(call: _Call, delta: OutputDelta, reader: AnswerReader | None) -> list[str]:
     frames = []
     logprobs = chat_logprobs(delta.logprobs) if call.body.logprobs and delta.logprobs else None
-    if delta.text or logprobs:
-        frames.append(_chunk(call, delta.index, {"content": delta.text}, logprobs=logprobs))
+    pieces = [{"content": delta.text}] if reader is None else _pieces(delta, reader)
+    if logprobs:  # tokens of calls have theirs too: they come with whatever is shown first
+        first = pieces.pop(0) if pieces else {"content": ""}
+        frames.append(_chunk(call, delta.index, first, logprobs=logprobs))
+    frames += [_chunk(call, delta.index, piece) for piece in pieces if piece != {"content": ""}]
     if delta.finish_reason is not None:
-        end = {"finish_reason": delta.finish_reason.value, "stop_reason": delta.stop_reason}
+        reason = _finish_reason(delta.finish_reason, reader)
+        end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
         frames.append(_chunk(call, delta.index, {}, **end))
     return frames
+
+
+def _pieces(delta: OutputDelta, reader: AnswerReader) -> list[dict[str, Any]]:
+    """What a delta shows: content, the beginning of a call with its name, pieces of its arguments."""
+    events = reader.feed(delta.text)
+    if delta.finish_reason is not None:
+        events += reader.finish()
+    return [_piece(event, reader) for event in events]
+
+
+def _piece(event: ToolEvent, reader: AnswerReader) -> dict[str, Any]:
+    match event:
+        case AnswerText(text):
+            return {"content": text}
+        case CallStarted(index, name):
+            call = {"index": index, "id": reader.call_id(index), "type": "function"}
+            return {"tool_calls": [{**call, "function": {"name": name, "arguments": ""}}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def _chunk(call: _Call, index: int, delta: Mapping[str, Any], **more: Any) -> str:

@@ -28,7 +28,7 @@ _Call: TypeAlias = Call[CompletionRequest]
 def completions_router(context: ApiContext) -> APIRouter:
     """The route, bound to a backend."""
     router = APIRouter(tags=["completions"])
-    dialect: Dialect[CompletionRequest] = Dialect("cmpl", _whole, _frames)
+    dialect: Dialect[CompletionRequest] = Dialect("cmpl-", _whole, _frames)
 
     @router.post("/v1/completions", summary="Text completion")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -38,7 +38,7 @@ def completions_router(context: ApiContext) -> APIRouter:
 
 
 async def _whole(call: _Call, streams: Sequence[Deltas]) -> Response:
-    rows, usage = await collect(streams, call.num_answers, call.timer)
+    rows, usage = await collect(streams, call.num_answers, call.timer, call.billing)
     answers = [answer for row in rows for answer in row]
     choices = [_choice(call, i, answer) for i, answer in enumerate(answers)]
     return JSONResponse({**_head(call), "choices": choices, "usage": openai_usage(usage)})
@@ -55,7 +55,7 @@ def _choice(call: _Call, index: int, answer: Answer) -> dict[str, Any]:
 
 
 async def _frames(call: _Call, streams: Sequence[Deltas]) -> AsyncGenerator[str, None]:
-    tally = Tally()
+    tally = Tally(call.billing)
     offsets: Counter[int] = Counter()
     async with aclosing(run(streams, call.timer)) as deltas:
         async for prompt_index, delta in deltas:

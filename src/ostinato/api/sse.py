@@ -12,7 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ostinato.api.connection import ClientDisconnectedError, until_disconnect
-from ostinato.api.error_handlers import body_of
+from ostinato.api.error_shapes import shape_for
+from ostinato.api.failure import failure_of
+from ostinato.api.recording import note_error
 
 logger = logging.getLogger("ostinato.api")
 
@@ -20,9 +22,10 @@ DONE = "data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def frame(data: Mapping[str, Any]) -> str:
-    """One event. JSON never holds a bare line break, so one ``data:`` line is enough."""
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+def frame(data: Mapping[str, Any], event: str | None = None) -> str:
+    """One event, maybe named. JSON never holds a bare line break, so one ``data:`` line is enough."""
+    name = "" if event is None else f"event: {event}\n"
+    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 class EventStream(Response):
@@ -44,11 +47,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(receive, self._send_all(send))
+            await until_disconnect(receive, self._send_all(scope, send))
         except ClientDisconnectedError:
             logger.info("request %s: the client went away", self._request_id)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         async with aclosing(self._frames) as frames:
             try:
                 async for text in frames:
@@ -56,7 +59,8 @@ class EventStream(Response):
             except Exception as error:
                 if not self._started:
                     raise
-                await self._send_text(send, self._error_frame(error))
+                note_error(scope, error)
+                await self._send_text(send, self._error_frame(scope, error))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_text(self, send: Send, text: str) -> None:
@@ -66,8 +70,23 @@ class EventStream(Response):
             await send(start)
         await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
-    def _error_frame(self, error: Exception) -> str:
-        status, body = body_of(error, self._request_id)
-        if status == 500:
+    def _error_frame(self, scope: Scope, error: Exception) -> str:
+        return frame(self._error_body(scope, error), shape_for(scope).event)
+
+    def _error_body(self, scope: Scope, error: Exception) -> Mapping[str, Any]:
+        failure = failure_of(error, self._request_id)
+        if failure.status == 500:
             logger.error("request %s failed in mid-stream", self._request_id, exc_info=error)
-        return frame(body)
+        return shape_for(scope).body(failure, self._request_id)
+
+
+class JsonArrayStream(EventStream):
+    """The same for a stream that is one JSON array: its frames are the array's pieces.
+
+    A failure in mid-stream becomes the last element.
+    """
+
+    media_type = "application/json"
+
+    def _error_frame(self, scope: Scope, error: Exception) -> str:
+        return f",\r\n{json.dumps(self._error_body(scope, error))}]"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from ostinato.api.context import ApiContext
+from ostinato.api.tenants import caller_of
 from ostinato.insight.metrics import CONTENT_TYPE
 
 
@@ -30,10 +31,12 @@ def status_router(context: ApiContext) -> APIRouter:
 
     @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Is it alive, and what are its limits")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         state = context.backend.health()
-        body = {
-            "status": "ok" if state.alive else "stopped",
+        body: dict[str, Any] = {"status": "ok" if state.alive else "stopped"}
+        if caller_of(request.scope) is None:  # a stranger: a load balancer needs no more
+            return JSONResponse(body, status_code=200 if state.alive else 503)
+        body |= {
             "model": context.backend.models()[0].id,
             "backend": state.backend,
             "uptime_seconds": round(context.clock.monotonic() - context.started, 3),

@@ -31,18 +31,12 @@ SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": _OFF,
     "spaces_between_special_tokens": (None, True),
     "return_tokens_as_token_ids": _OFF,
-    "guided_json": _EMPTY,
-    "guided_regex": _EMPTY,
-    "guided_choice": _EMPTY,
-    "guided_grammar": _EMPTY,
-    "structured_outputs": _EMPTY,
     "vllm_xargs": _EMPTY,
 }
 """Extras that vLLM's clients send to either endpoint."""
 
 CHAT: Mapping[str, tuple[Any, ...]] = {
     **SAMPLING,
-    "response_format": (None, {"type": "text"}),
     "functions": _EMPTY,
     "function_call": (None, "none", "auto"),
     "modalities": (None, [], ["text"]),
@@ -61,7 +55,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
 
 COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     **SAMPLING,
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "echo": _OFF,
     "add_special_tokens": (None, True),
@@ -77,6 +70,8 @@ CONTENT_PARTS = {
     "audio_url": "audio",
     "video_url": "video",
     "file": "files",
+    "input_file": "files",
+    "computer_screenshot": "images",
 }
 """Kinds of content parts that a text model cannot read."""
 

@@ -47,6 +47,15 @@ UrlFlag = Annotated[
     str | None,
     typer.Option(help=f"Server to talk to. Default: {DEFAULT_URL}.", show_default=False),
 ]
+ApiKeyFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="Key that the server asks for.",
+        envvar="OSTINATO_API_KEY",
+        metavar="KEY",
+        show_default=False,
+    ),
+]
 ModelFlag = Annotated[
     str | None,
     typer.Option(
@@ -71,6 +80,7 @@ DataDirFlag = Annotated[
 
 def chat(
     url: UrlFlag = None,
+    api_key: ApiKeyFlag = None,
     model: ModelFlag = None,
     system: SystemFlag = None,
     max_tokens: MaxTokensFlag = 512,
@@ -85,7 +95,7 @@ def chat(
     from ostinato.cli.chat_client import ChatOptions
 
     options = ChatOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with _connect(url, model, data_dir) as (client, served):
+    with _connect(url, api_key, model, data_dir) as (client, served):
         answered = _Session(client, served, options, system).run(_standard_input())
     if not answered and not sys.stdin.isatty():
         raise typer.Exit(EXIT_UNANSWERED)
@@ -93,7 +103,7 @@ def chat(
 
 @contextlib.contextmanager
 def _connect(
-    url: str | None, model: str | None, data_dir: Path | None
+    url: str | None, api_key: str | None, model: str | None, data_dir: Path | None
 ) -> Iterator[tuple[ChatClient, str]]:
     """A client and the name of the model to ask for."""
     from ostinato.cli.chat_client import ChatClient, ServerUnreachableError
@@ -105,7 +115,7 @@ def _connect(
             address = stack.enter_context(served(_load(model, data_dir)))
         else:
             address = url or DEFAULT_URL
-        client = ChatClient(address, SystemClock())
+        client = ChatClient(address, SystemClock(), api_key)
         stack.callback(client.close)
         try:
             first = client.first_model()

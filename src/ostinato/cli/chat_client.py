@@ -103,12 +103,15 @@ class ChatClient:
         ServerRefusedError: the server answered with an error.
     """
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    def __init__(self, url: str, clock: Clock, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._clock = clock
         try:
             self._http = httpx.Client(
-                base_url=self.url, timeout=httpx.Timeout(10.0, read=None), trust_env=False
+                base_url=self.url,
+                headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+                timeout=httpx.Timeout(10.0, read=None),
+                trust_env=False,
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(
@@ -122,6 +125,11 @@ class ChatClient:
         """The id of the server's first model."""
         try:
             response = self._http.get("/v1/models", timeout=10.0)
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                raise ConfigError(
+                    f"{_error_message(response.text)}. Here: --api-key KEY, or the environment"
+                    " variable OSTINATO_API_KEY"
+                )
             response.raise_for_status()
             return str(response.json()["data"][0]["id"])
         except (httpx.TransportError, httpx.InvalidURL) as error:

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ostinato.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ostinato.cache.layout import KVDtype
 
 MAX_COUNT = 10**12
 """Layers, heads, elements, tokens or sequences beyond this are a slip of the finger."""
@@ -159,6 +163,44 @@ def compare_head_counts(plan: KVPlan, heads: int) -> list[Comparison]:
             Comparison(attention_kind(heads, kv_heads), kv_heads, variant, kv_heads / heads)
         )
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRow:
+    """What ``--kv-dtype`` makes of a model, stored blocks only: a few open ones are in fp16 beside them.
+
+    Attributes:
+        dtype: the format.
+        bytes_per_token: scales included.
+        tokens_of_fp16: tokens that fit where one fits in fp16.
+    """
+
+    dtype: KVDtype
+    bytes_per_token: float
+    tokens_of_fp16: float
+
+    def tokens_in(self, memory: int) -> int:
+        """Whole tokens whose K/V fits in `memory` bytes."""
+        return math.floor(memory / self.bytes_per_token)
+
+
+def compare_formats(layout: HeadLayout, block_size: int) -> list[FormatRow]:
+    """Every format that can store such heads, largest first."""
+    from ostinato.cache.layout import KVCacheSpec, KVDtype
+
+    def bytes_per_token(dtype: KVDtype) -> float:
+        spec = KVCacheSpec(layout.layers, layout.kv_heads, layout.head_dim, dtype, block_size)
+        return spec.bytes_per_block / block_size
+
+    fp16 = bytes_per_token(KVDtype.FP16)
+    rows = []
+    for dtype in KVDtype:
+        try:
+            size = bytes_per_token(dtype)
+        except ConfigError:  # int4 and heads of an odd size
+            continue
+        rows.append(FormatRow(dtype, size, fp16 / size))
+    return sorted(rows, key=lambda row: -row.bytes_per_token)
 
 
 def _shown(value: float) -> str:

@@ -5,6 +5,11 @@
     ├── chat    talk to a server, or to a model without one
     ├── demo    see what prefix caching saves, measured here
     ├── plan    compute K/V memory
+    ├── simulate  replay recorded traffic through the cache's eviction policies
+    ├── cache   see, check and tidy what the disk tier has kept
+    ├── cost    what tokens cost, and from which reuse on caching pays
+    ├── keys    make, list and revoke API keys
+    ├── usage   see tokens, cached shares and latencies of what was served
     └── pull    fetch a model
 
 What goes wrong on purpose (`OstinatoError`) is printed as one message with exit status 2, as
@@ -18,7 +23,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ostinato.cli import chat, console, demo, plan, pull, serve
+from ostinato.cli import cache, chat, console, cost, demo, keys, plan, pull, serve, simulate, usage
 from ostinato.errors import OstinatoError
 
 EPILOG = """
@@ -64,7 +69,22 @@ app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
+app.command("simulate", epilog=simulate.EPILOG)(simulate.simulate)
+app.command("usage", epilog=usage.EPILOG)(usage.usage)
 app.command("pull", epilog=pull.EPILOG)(pull.pull)
+app.add_typer(
+    cache.app,
+    name="cache",
+    help="See, check and tidy what the disk tier has kept.",
+    epilog=cache.EPILOG,
+)
+app.add_typer(
+    cost.app,
+    name="cost",
+    help="What tokens cost, and from which reuse on caching pays.",
+    epilog=cost.EPILOG,
+)
+app.add_typer(keys.app, name="keys", help="Make, list and revoke API keys.", epilog=keys.EPILOG)
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,9 +11,11 @@ import typer
 from ostinato.cli import console
 from ostinato.cli.kv_memory import (
     Comparison,
+    FormatRow,
     HeadLayout,
     KVPlan,
     LatentLayout,
+    compare_formats,
     compare_head_counts,
 )
 from ostinato.errors import ConfigError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ostinato.models.config import ModelConfig
 
 DEFAULT_CONTEXT = 4096
+DEFAULT_BLOCK_SIZE = 16
 
 EPILOG = """
 **Examples**
@@ -69,6 +72,9 @@ BytesFlag = Annotated[
         metavar="BYTES",
     ),
 ]
+BlockSizeFlag = Annotated[
+    int, _count("Tokens a block: int4 has scales for each channel of a block.", _LOAD)
+]
 MemoryFlag = Annotated[
     str | None,
     typer.Option(
@@ -92,11 +98,12 @@ def plan(
     context: ContextFlag = None,
     batch: BatchFlag = 1,
     kv_bytes: BytesFlag = 2.0,
+    block_size: BlockSizeFlag = DEFAULT_BLOCK_SIZE,
     memory: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute how much memory the K/V cache takes, and what fits in yours.
+    """Compute how much memory the K/V cache takes, in each format, and what fits in yours.
 
     Nothing is loaded: with --model only the file's header is read.
     """
@@ -112,11 +119,15 @@ def plan(
         layout = _layout_from_flags(shape, latent, heads)
     kv_plan = KVPlan(layout, kv_bytes, context or DEFAULT_CONTEXT, batch)
     rows = [] if heads is None else compare_head_counts(kv_plan, heads)
+    formats = compare_formats(layout, block_size) if isinstance(layout, HeadLayout) else []
     room = None if memory is None else parse_size(memory)
     if as_json:
-        typer.echo(json.dumps(_as_json(kv_plan, rows, room, model), indent=2))
-    else:
-        _print_plan(kv_plan, rows, room, model)
+        found = _as_json(kv_plan, rows, room, model)
+        typer.echo(json.dumps(found | _formats_as_json(formats, room), indent=2))
+        return
+    _print_plan(kv_plan, rows, room, model)
+    if formats:
+        console.output().print(_formats_table(formats, room))
 
 
 def read_model_config(model: str, data_dir: Path | None) -> ModelConfig:
@@ -210,6 +221,36 @@ def _print_plan(
         )
     if rows:
         out.print(_comparison_table(rows, plan, memory))
+
+
+def _formats_as_json(formats: list[FormatRow], memory: int | None) -> dict[str, Any]:
+    if not formats:
+        return {}
+    rows: list[dict[str, Any]] = []
+    for row in formats:
+        found = {
+            "kv_dtype": row.dtype.value,
+            "bytes_per_token": row.bytes_per_token,
+            "tokens_of_fp16": row.tokens_of_fp16,
+        }
+        rows.append(found if memory is None else found | {"tokens": row.tokens_in(memory)})
+    return {"formats": rows}
+
+
+def _formats_table(formats: list[FormatRow], memory: int | None) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("--kv-dtype", "a token", "tokens that fit, of fp16"):
+        table.add_column(name, justify="left" if name == "--kv-dtype" else "right")
+    if memory is not None:
+        table.add_column("tokens that fit", justify="right")
+    for row in formats:
+        fit = [] if memory is None else [f"{row.tokens_in(memory):,}"]
+        size = format_size(row.bytes_per_token)
+        table.add_row(row.dtype.value, size, f"{row.tokens_of_fp16:.2f}", *fit)
+    return table
 
 
 def _comparison_table(rows: list[Comparison], plan: KVPlan, memory: int | None) -> Any:

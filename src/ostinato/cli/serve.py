@@ -6,19 +6,62 @@ import logging
 import shutil
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ostinato.cli import console
+from ostinato.cli.ledger_access import place_of
+from ostinato.cli.serve_flags import (
+    ActivationDtypeFlag,
+    ApiKeysFlag,
+    BackendFlag,
+    BlockSizeFlag,
+    ConfigFileFlag,
+    DataDirFlag,
+    DiskTierDirFlag,
+    DiskTierFlag,
+    EvictionFlag,
+    ExpireFlag,
+    HostFlag,
+    HouseRulesFlag,
+    KVDtypeFlag,
+    KVMemoryFlag,
+    LedgerFlag,
+    LogLevel,
+    LogLevelFlag,
+    MaxBatchedTokensFlag,
+    MaxModelLenFlag,
+    MaxNumSeqsFlag,
+    ModelFlag,
+    NumBlocksFlag,
+    PortFlag,
+    PrefixIndexFlag,
+    RamTierFlag,
+    RemoteTierFlag,
+    ResponsesDiskFlag,
+    SchedulePolicyFlag,
+    ServedNameFlag,
+    ThreadsFlag,
+    TierKVDtypeFlag,
+    ToolCallParserFlag,
+    WeightDtypeFlag,
+    WritePolicyFlag,
+)
 from ostinato.errors import ConfigError
 from ostinato.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from ostinato.api.local import LocalBackend
+    from ostinato.api.openai_responses.store import ResponseStore
+    from ostinato.api.tenants import KeyRing
+    from ostinato.clock import Clock
     from ostinato.config import OstinatoConfig
     from ostinato.engine.async_engine import AsyncEngine
+    from ostinato.engine.limits import EngineLimits
+    from ostinato.product.prompt_cache import PromptCache
 
 EPILOG = """
 **Examples**
@@ -31,108 +74,7 @@ Every flag can also be set in the environment (`OSTINATO_CACHE__BLOCK_SIZE=32`) 
 (`--config`); a flag wins over the environment, the environment over the file.
 """
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-
-_MODEL, _HTTP = "Model", "HTTP"
-_CACHE, _SCHEDULER = "K/V cache", "Scheduler"
-
-
-def _option(text: str, panel: str, metavar: str | None = None) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, metavar=metavar, show_default=False)
-
-
-ModelFlag = Annotated[
-    str | None,
-    _option(
-        "A known name, a GGUF file, or a folder with safetensors, config and tokenizer."
-        " Default: smollm2-135m-instruct.",
-        _MODEL,
-        "MODEL",
-    ),
-]
-ServedNameFlag = Annotated[
-    str | None, _option("The name clients use. Default: from --model.", _MODEL, "NAME")
-]
-MaxModelLenFlag = Annotated[
-    int | None,
-    _option("Longest prompt + output in tokens. Default: the model's own.", _MODEL, "TOKENS"),
-]
-BackendFlag = Annotated[
-    Literal["auto", "cpu", "reference"] | None,
-    _option(
-        "Kernels to run; auto takes the native ones (cpu), or NumPy where they cannot run. "
-        "Default: auto.",
-        _MODEL,
-    ),
-]
-ThreadsFlag = Annotated[
-    int | None,
-    _option("Threads of the native kernels; 0 takes all usable CPUs. Default: 0.", _MODEL, "N"),
-]
-WeightDtypeFlag = Annotated[
-    Literal["auto", "fp32", "fp16", "int8", "int4"] | None,
-    _option("What the native kernels pack weights to. Default: auto, as in the file.", _MODEL),
-]
-ActivationDtypeFlag = Annotated[
-    Literal["int8", "fp32"] | None,
-    _option("int8 is fast, fp32 exact, in products with integer weights. Default: int8.", _MODEL),
-]
-HostFlag = Annotated[
-    str | None,
-    _option("Address to listen on; loopback only. Default: 127.0.0.1.", _HTTP, "ADDRESS"),
-]
-PortFlag = Annotated[
-    int | None, _option("Port; 0 takes any free one. Default: 8000.", _HTTP, "PORT")
-]
-BlockSizeFlag = Annotated[int | None, _option("Tokens a block. Default: 16.", _CACHE, "TOKENS")]
-KVDtypeFlag = Annotated[
-    Literal["fp16", "fp32"] | None,
-    _option("Element type of stored K/V. Default: fp16.", _CACHE),
-]
-KVMemoryFlag = Annotated[
-    str | None,
-    _option("Memory for K/V, e.g. 2GiB. Default: a quarter of what is free.", _CACHE, "SIZE"),
-]
-NumBlocksFlag = Annotated[
-    int | None, _option("Blocks in the pool; instead of --kv-memory.", _CACHE, "N")
-]
-PrefixIndexFlag = Annotated[
-    Literal["radix", "block_hash", "none"] | None,
-    _option(
-        "radix reuses to the token, block_hash whole blocks, none switches prefix caching off."
-        " Default: radix.",
-        _CACHE,
-    ),
-]
-MaxNumSeqsFlag = Annotated[
-    int | None, _option("Most sequences at once; others wait. Default: 64.", _SCHEDULER, "N")
-]
-MaxBatchedTokensFlag = Annotated[
-    int | None, _option("Most tokens computed in one step. Default: 512.", _SCHEDULER, "TOKENS")
-]
-SchedulePolicyFlag = Annotated[
-    Literal["lpm", "fcfs"] | None,
-    _option(
-        "Order of waiting: lpm weighs cached prefix, age, fair share and priority; fcfs is the order of"
-        " arrival. Default: lpm.",
-        _SCHEDULER,
-    ),
-]
-ConfigFileFlag = Annotated[
-    Path | None,
-    typer.Option("--config", help="TOML file with settings.", metavar="FILE", show_default=False),
-]
-DataDirFlag = Annotated[
-    Path | None,
-    typer.Option(
-        help="Everything that is written lives here. Default: the platform's usual place.",
-        metavar="FOLDER",
-        show_default=False,
-    ),
-]
-LogLevelFlag = Annotated[
-    LogLevel, typer.Option(help="What to log; info logs a line for each HTTP request.")
-]
+_SHOWN_TENANTS = 8
 
 
 def serve(
@@ -143,18 +85,31 @@ def serve(
     threads: ThreadsFlag = None,
     weight_dtype: WeightDtypeFlag = None,
     activation_dtype: ActivationDtypeFlag = None,
+    tool_call_parser: ToolCallParserFlag = None,
     host: HostFlag = None,
     port: PortFlag = None,
+    api_keys: ApiKeysFlag = None,
     block_size: BlockSizeFlag = None,
     kv_dtype: KVDtypeFlag = None,
     kv_memory: KVMemoryFlag = None,
     num_blocks: NumBlocksFlag = None,
     prefix_index: PrefixIndexFlag = None,
+    eviction: EvictionFlag = None,
+    expire: ExpireFlag = None,
+    house_rules: HouseRulesFlag = None,
+    ram_tier: RamTierFlag = None,
+    disk_tier: DiskTierFlag = None,
+    disk_tier_dir: DiskTierDirFlag = None,
+    remote_tier: RemoteTierFlag = None,
+    write_policy: WritePolicyFlag = None,
+    tier_kv_dtype: TierKVDtypeFlag = None,
     max_num_seqs: MaxNumSeqsFlag = None,
     max_num_batched_tokens: MaxBatchedTokensFlag = None,
     schedule_policy: SchedulePolicyFlag = None,
     config_file: ConfigFileFlag = None,
     data_dir: DataDirFlag = None,
+    ledger: LedgerFlag = None,
+    responses_disk: ResponsesDiskFlag = None,
     log_level: LogLevelFlag = "info",
 ) -> None:
     """Load a model and answer the OpenAI API over HTTP.
@@ -174,14 +129,29 @@ def serve(
         threads=threads,
         weight_dtype=weight_dtype,
         activation_dtype=activation_dtype,
+        tool_call_parser=tool_call_parser,
         data_dir=data_dir,
         server=_given(host=host, port=port),
+        tenants=_given(api_keys_file=api_keys),
+        ledger=_given(url=ledger),
+        responses=_given(disk_bytes=responses_disk),
         cache=_given(
             block_size=block_size,
             kv_dtype=kv_dtype,
             kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory),
             num_blocks=num_blocks,
             prefix_index=prefix_index,
+            eviction=eviction,
+            expire=expire,
+        ),
+        product=_given(house_rules=house_rules),
+        tiers=_given(
+            ram_bytes=ram_tier,
+            disk_bytes=disk_tier,
+            disk_dir=disk_tier_dir,
+            remote_url=remote_tier,
+            write_policy=write_policy,
+            kv_dtype=tier_kv_dtype,
         ),
         scheduler=_given(
             max_num_seqs=max_num_seqs,
@@ -202,27 +172,97 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     from ostinato.api.app import create_app
     from ostinato.api.local import LocalBackend
     from ostinato.cli import server
+    from ostinato.cli.cached_contents import cached_contents_of
+    from ostinato.cli.ledger_access import ledger_of
     from ostinato.cli.loading import load_engine, started
     from ostinato.clock import SystemClock
+    from ostinato.engine.tiers import with_serving_tiers
 
     # Until uvicorn takes the signals, a SIGTERM is as good as a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _set_up_logging(log_level)
+    clock = SystemClock()
+    keys = _keys(config, clock)
     sock = server.listen(config.server.host, config.server.port)
     url = server.url_of(sock)
-    with sock, started(load_engine(config)) as engine:
+    # The ledger closes last: the engine counts until it has stopped.
+    with (
+        sock,
+        ledger_of(config) as ledger,
+        closing(_responses(config, clock)) as responses,
+        cached_contents_of(config, clock, ledger) as cached_contents,
+        started(load_engine(with_serving_tiers(config))) as engine,
+    ):
         backend = LocalBackend(engine)
-        app = create_app(backend, clock=SystemClock())
-        _print_summary(engine, backend, url)
+        app = create_app(
+            backend,
+            clock=clock,
+            keys=keys,
+            prompt_cache=_prompt_cache(config, clock, engine.limits.block_size),
+            ledger=ledger,
+            responses=responses,
+            cached_contents=cached_contents,
+        )
+
+        def on_ready() -> None:
+            typer.echo(f"Ostinato is ready on {url}")
+            if ledger is not None:
+                ledger.start()
+
+        _print_summary(engine, backend, url, keys)
         http = server.HTTPServer(
             app,
-            on_ready=lambda: typer.echo(f"Ostinato is ready on {url}"),
+            on_ready=on_ready,
             on_drain=_print_drain,
             abort_rest=engine.stop,
             access_log=log_level in ("debug", "info"),
         )
         http.run(sockets=[sock])
     console.messages().print("Stopped.")
+
+
+def _prompt_cache(config: OstinatoConfig, clock: Clock, block_size: int) -> PromptCache:
+    from ostinato.cache.namespace import load_or_create_secret
+    from ostinato.product.prompt_cache import PromptCache
+    from ostinato.product.rules import house_rules
+
+    secret = load_or_create_secret(config.secret_file)
+    return PromptCache(clock, secret, house_rules(config.product.house_rules), block_size)
+
+
+def _responses(config: OstinatoConfig, clock: Clock) -> ResponseStore:
+    from ostinato.api.openai_responses.store import DAY, FILE_NAME, ResponseStore
+
+    on_disk = config.responses.disk_bytes
+    store = ResponseStore(
+        config.data_dir / FILE_NAME if on_disk else None,
+        clock,
+        max_age=config.responses.max_age_days * DAY,
+        max_bytes=on_disk or config.responses.memory_bytes,
+    )
+    store.open()
+    return store
+
+
+def _keys(config: OstinatoConfig, clock: Clock) -> KeyRing | None:
+    """The API keys; without any, only an address that nobody else can reach will do."""
+    from ostinato.api.tenants import key_ring
+    from ostinato.cli import server
+    from ostinato.cli.keys import key_file_of
+
+    file = key_file_of(config)
+    configured = config.tenants.api_keys_file is not None
+    given = config.api_keys
+    keys = key_ring(
+        file if configured or file.exists() else None,
+        None if given is None else given.get_secret_value(),
+        clock,
+    )
+    if keys is None:
+        server.require_loopback(config.server.host)
+    else:
+        signal.signal(signal.SIGHUP, lambda number, frame: keys.reload())
+    return keys
 
 
 def _print_drain(running: int) -> None:
@@ -249,12 +289,14 @@ def _set_up_logging(level: LogLevel) -> None:
         logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
-def _print_summary(engine: AsyncEngine, backend: LocalBackend, url: str) -> None:
+def _print_summary(
+    engine: AsyncEngine, backend: LocalBackend, url: str, keys: KeyRing | None
+) -> None:
     from importlib.metadata import version
 
     out = console.output()
     out.print(f"[bold]Ostinato {version('ostinato')}[/]")
-    for name, text in _summary(engine):
+    for name, text in [*_summary(engine), ("tenants", _tenants(keys))]:
         out.print(f"  {name:<9} {console.escape(text)}")
     command = _command_name()
     model = backend.models()[0].id
@@ -264,8 +306,9 @@ def _print_summary(engine: AsyncEngine, backend: LocalBackend, url: str) -> None
         ' "messages": [{"role": "user", "content": "Hello!"}]}'
     )
     out.print("\nTry, in another terminal:")
+    key = "" if keys is None else ' -H "Authorization: Bearer $OSTINATO_API_KEY"'
     out.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         markup=False,
     )
     out.print(f"  {command} chat{at}", markup=False)
@@ -273,10 +316,18 @@ def _print_summary(engine: AsyncEngine, backend: LocalBackend, url: str) -> None
     out.print("\nCtrl-C stops it.")
 
 
+def _tenants(keys: KeyRing | None) -> str:
+    if keys is None:
+        return "no API keys: whoever reaches this address is one and the same tenant"
+    tenants = sorted({record.tenant for record in keys.records if record.role == "tenant"})
+    names = ", ".join(tenants[:_SHOWN_TENANTS])
+    more = f" and {len(tenants) - _SHOWN_TENANTS} more" if len(tenants) > _SHOWN_TENANTS else ""
+    return f"{len(keys.records)} API keys; {names}{more}"
+
+
 def _summary(engine: AsyncEngine) -> list[tuple[str, str]]:
     """What a user would otherwise have to guess, as label and text."""
     model, limits, config = engine.model, engine.limits, engine.config
-    pool_bytes = limits.pool_tokens * limits.kv_bytes_per_token
     if limits.min_cacheable_tokens is None:
         prefix = "off (--prefix-index none): no prompt is ever reused"
     else:
@@ -296,8 +347,9 @@ def _summary(engine: AsyncEngine) -> list[tuple[str, str]]:
         (
             "pool",
             f"{limits.num_blocks:,} blocks × {limits.block_size} tokens = {limits.pool_tokens:,}"
-            f" tokens, {format_size(pool_bytes)}",
+            f" tokens, {format_size(limits.kv_pool_bytes)}{_open_blocks(limits)}",
         ),
+        ("tiers", _tiers(engine)),
         ("prefixes", prefix),
         (
             "limits",
@@ -305,7 +357,25 @@ def _summary(engine: AsyncEngine) -> list[tuple[str, str]]:
             f" {config.scheduler.max_num_batched_tokens} tokens a step",
         ),
         ("data", str(config.data_dir)),
+        ("ledger", place_of(config)),
     ]
+
+
+def _tiers(engine: AsyncEngine) -> str:
+    """What lies below the pool, and how much it may take."""
+    stats, config = engine.stats().tiers, engine.config
+    if stats is None:
+        return "none: what is evicted from the pool is computed again"
+    bounds = [f"{one.tier} {format_size(one.capacity_bytes)}" for one in stats.tiers]
+    dtype = config.tiers.kv_dtype or config.cache.kv_dtype
+    return f"{' → '.join(bounds)}, {config.tiers.write_policy}, in {dtype}"
+
+
+def _open_blocks(limits: EngineLimits) -> str:
+    """How much of a quantised pool is for blocks that are not full yet."""
+    if not limits.kv_open_bytes:
+        return ""
+    return f", {format_size(limits.kv_open_bytes)} of it for open blocks in fp16"
 
 
 def _command_name() -> str:

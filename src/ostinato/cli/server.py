@@ -13,6 +13,8 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
+import re
 import signal
 import socket
 import threading
@@ -32,13 +34,25 @@ _TICK = 0.1
 _BACKLOG = 512
 
 
+_KEY_IN_URL = re.compile(r"([?&]key=)[^&]*")
+
+
+def hide_keys(record: logging.LogRecord) -> bool:
+    """A filter of the access log: Gemini's clients may send their API key in the URL."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            _KEY_IN_URL.sub(r"\1***", value) if isinstance(value, str) else value
+            for value in record.args
+        )
+    return True
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes any free port.
 
     Raises:
-        ConfigError: the address is not loopback, does not exist, or is taken; says what to do.
+        ConfigError: the address does not exist, or is taken; says what to do.
     """
-    _require_loopback(host)
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -82,6 +96,7 @@ class HTTPServer(uvicorn.Server):
         abort_rest: Callable[[], None],
         access_log: bool = False,
     ) -> None:
+        logging.getLogger("uvicorn.access").addFilter(hide_keys)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -166,7 +181,12 @@ def background(app: FastAPI, abort_rest: Callable[[], None]) -> Iterator[str]:
         sock.close()
 
 
-def _require_loopback(host: str) -> None:
+def require_loopback(host: str) -> None:
+    """Refuse an address that others could reach. To be called where there are no API keys.
+
+    Raises:
+        ConfigError: says how to make a key.
+    """
     if host == "localhost":
         return
     try:
@@ -176,8 +196,8 @@ def _require_loopback(host: str) -> None:
     if not loopback:
         raise ConfigError(
             f"refusing to listen on {host!r}: without API keys anybody who can reach it could use the"
-            " server and its cache, and API keys are not supported yet. Use --host 127.0.0.1, and a"
-            " tunnel or a proxy that checks who asks to reach it from elsewhere"
+            " server and read what others' prompts leave in its cache. Make a key with"
+            " `ostinato keys add TENANT`, or use --host 127.0.0.1"
         )
 
 

@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ostinato.errors import InvalidRequestError, ModelFormatError
+from ostinato.models import segment_marks
 from ostinato.models.hf_files import read_json, token_content
 
 FIXED_DATE = datetime.date(2024, 7, 26)
@@ -215,7 +216,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on it; Jinja's own filter escapes it for HTML."""
-    return json.dumps(
+    return segment_marks.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 

@@ -12,9 +12,12 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from ostinato.errors import ContextLengthError, ModelFormatError, UnsupportedModelError
@@ -86,6 +89,10 @@ class Tokenizer:
         self._without_marks_lock = threading.Lock()
         self._byte_level = _decodes_byte_level(backend)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._sizes = np.full(
+            highest + 1, -1, dtype=np.int64
+        )  # in bytes; below 0: not measured yet
         self.bos_token_id = bos_token_id
         named = (backend.token_to_id(text) for text in END_OF_TURN_TOKENS)
         self.eos_token_ids = frozenset(eos_token_ids) | {
@@ -150,12 +157,55 @@ class Tokenizer:
 
     def encode_marked(self, text: str) -> list[int]:
         """`encode`, except that spellings of special tokens that are marked are ordinary text."""
+        return _encode(self._backend_for(text), text, add_special_tokens=False)
+
+    def encode_marked_with_bounds(
+        self, text: str, offsets: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """`encode_marked`, and for each character offset the number of tokens wholly before it.
+
+        Args:
+            text: with or without marks.
+            offsets: into `text`, ascending.
+        """
+        token_ids = self.encode_marked(text)
+        if not offsets:
+            return token_ids, []
+        ends = np.cumsum(self._sizes_of(token_ids))
+        pieces = [text[start:end].replace(MARK, "") for start, end in pairwise([0, *offsets])]
+        wanted = np.cumsum([len(piece.encode()) for piece in pieces])
+        rest = len(text[offsets[-1] :].replace(MARK, "").encode())
+        if self._byte_level and len(ends) and ends[-1] == wanted[-1] + rest:
+            return token_ids, np.searchsorted(ends, wanted, side="right").tolist()
+        return token_ids, self._counts_by_offsets(text, offsets)
+
+    def _counts_by_offsets(self, text: str, offsets: Sequence[int]) -> list[int]:
+        """`encode_marked_with_bounds` for tokenizers that change text: by the offsets that the package tracks.
+
+        Those leave white space at a token's end out, so a token counts where its successor begins at the
+        latest.
+        """
+        [encoding] = self._backend_for(text).encode_batch([text], add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets[1:]] + [len(text)]
+        ends = [max(end, start) for (_, end), start in zip(encoding.offsets, starts, strict=True)]
+        counts = np.searchsorted(np.maximum.accumulate(ends), offsets, side="right")
+        return [int(count) for count in counts]
+
+    def _backend_for(self, text: str) -> tokenizers.Tokenizer:
+        """The tokenizer that reads marks if there are any."""
         if MARK not in text:
-            return self.encode(text)
+            return self._backend
         with self._without_marks_lock:
             if self._without_marks is None:
                 self._without_marks = without_marks(self.to_json())
-        return _encode(self._without_marks, text, add_special_tokens=False)
+        return self._without_marks
+
+    def _sizes_of(self, token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Bytes of each token; each id of the vocabulary is measured once."""
+        ids = np.asarray(token_ids, dtype=np.int64)
+        for token_id in np.unique(ids[self._sizes[ids] < 0]).tolist():
+            self._sizes[token_id] = len(self.token_bytes(token_id))
+        return self._sizes[ids]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: `encode`, plus what the model's own post-processor adds, usually BOS."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: stored, continued, streamed, and diagnosed."""

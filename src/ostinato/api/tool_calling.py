@@ -1,0 +1,251 @@
+"""Tool calling, the same in every dialect: what may be called, how answers are held to it, what they called.
+
+tools, tool_choice ──► plan_tools ──► ToolUse ──► grammar   for SamplingParams
+                                             └──► reader    for each answer's text
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ostinato.api.prompt import ToolDefinition
+from ostinato.engine.grammar.spec import Grammar, GrammarKind, GrammarSpec
+from ostinato.engine.grammar.tools import (
+    FunctionSchema,
+    calls_or_json,
+    optional_calls,
+    required_calls,
+)
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import InvalidRequestError
+from ostinato.models.chat_encoding import UNSUPPORTED_CODE
+from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted, ToolEvent
+from ostinato.models.tools.parser import ToolCallParser
+from ostinato.models.tools.syntax import SYNTAXES, ToolCallStyle, ToolCallSyntax
+
+_ID_DIGITS = 24
+
+
+class ToolMode(StrEnum):
+    """Who decides whether a tool is called."""
+
+    AUTO = "auto"
+    """The model."""
+    REQUIRED = "required"
+    """The client: at least one call."""
+    NONE = "none"
+    """The client: no call. The tools stay in the prompt, so that its prefix stays the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What the client wants.
+
+    Attributes:
+        mode: whether tools are called.
+        names: the only ones that may be; None: all.
+        parallel: whether one answer may call several times.
+        param: the request's field, for errors.
+    """
+
+    mode: ToolMode = ToolMode.AUTO
+    names: tuple[str, ...] | None = None
+    parallel: bool = True
+    param: str = "tool_choice"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How one call's answers use tools.
+
+    Attributes:
+        syntax: how the model writes calls.
+        functions: what may be called.
+        is_required: an answer is calls and nothing else.
+        max_calls: of one answer; None: no bound.
+    """
+
+    syntax: ToolCallSyntax
+    functions: tuple[FunctionSchema, ...]
+    is_required: bool
+    max_calls: int | None
+
+    def constrain(self, params: SamplingParams) -> SamplingParams:
+        """`params` under which every call is sound; text in the form that they ask for stays possible.
+
+        Raises:
+            InvalidRequestError: what they ask for besides cannot be had together with tools.
+        """
+        shown = (*params.shown_special_tokens, self.syntax.opening)
+        return replace(params, grammar=self._grammar(params.grammar), shown_special_tokens=shown)
+
+    def reader(self, response_id: str, answer_index: int) -> AnswerReader:
+        """For the text of one answer."""
+        names = [function.name for function in self.functions]
+        parser = ToolCallParser(self.syntax, names, self.max_calls)
+        return AnswerReader(parser, f"{response_id}/{answer_index}")
+
+    def _grammar(self, wanted: GrammarSpec | None) -> GrammarSpec:
+        if self.is_required:
+            return required_calls(self.syntax, self.functions, self.max_calls)
+        if wanted is None:
+            return optional_calls(self.syntax, self.functions, self.max_calls)
+        if isinstance(wanted, Grammar) and wanted.kind is GrammarKind.JSON_SCHEMA:
+            return calls_or_json(self.syntax, self.functions, self.max_calls, wanted)
+        raise InvalidRequestError(
+            "tools and a grammar that is not JSON cannot be had in one request", param="tools"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCall:
+    """A call of an answer; `arguments` is JSON text as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class AnswerReader:
+    """Reads an answer's text as it comes, and keeps what it called.
+
+    Args:
+        parser: of the model's style.
+        scope: names the answer; ids of calls are made from it and from nothing else.
+    """
+
+    def __init__(self, parser: ToolCallParser, scope: str) -> None:
+        self._parser = parser
+        self._scope = scope
+        self._text: list[str] = []
+        self._calls: list[FinishedCall] = []
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """The next piece."""
+        return self._keep(self._parser.feed(text))
+
+    def finish(self) -> list[ToolEvent]:
+        """What was held back, when the answer is over."""
+        return self._keep(self._parser.finish())
+
+    @property
+    def text(self) -> str:
+        """All text so far, without calls."""
+        return "".join(self._text)
+
+    @property
+    def calls(self) -> Sequence[FinishedCall]:
+        """All calls so far, in order."""
+        return self._calls
+
+    def call_id(self, index: int) -> str:
+        """Id of a call: always the same for the same place in the same response."""
+        digest = hashlib.sha256(f"{self._scope}/{index}".encode()).hexdigest()
+        return f"call_{digest[:_ID_DIGITS]}"
+
+    def _keep(self, events: list[ToolEvent]) -> list[ToolEvent]:
+        for event in events:
+            match event:
+                case AnswerText(text):
+                    self._text.append(text)
+                case CallStarted(index, name):
+                    self._calls.append(FinishedCall(self.call_id(index), name, ""))
+                case CallArguments(index, piece):
+                    call = self._calls[index]
+                    self._calls[index] = replace(call, arguments=call.arguments + piece)
+        return events
+
+
+def plan_tools(
+    tools: Sequence[ToolDefinition],
+    choice: ToolChoice,
+    style: ToolCallStyle | None,
+    *,
+    loaded: Collection[str] = (),
+) -> ToolUse | None:
+    """How answers use `tools`; None if they are not to call any, so that their text is all there is.
+
+    Args:
+        tools: all of the request's.
+        choice: what the client wants.
+        style: of the served model; None if its calls cannot be read.
+        loaded: deferred tools that the conversation has brought in.
+
+    Raises:
+        InvalidRequestError: a tool is malformed, `choice` names one that is not there, or calls are required
+            of a model whose calls cannot be read.
+    """
+    functions = [
+        _function(tool.schema, tool.path or f"tools[{at}]") for at, tool in enumerate(tools)
+    ]
+    _require_distinct(functions)
+    present = [
+        function
+        for function, tool in zip(functions, tools, strict=True)
+        if not tool.deferred or function.name in loaded
+    ]
+    callable_ = tuple(_chosen(present, choice))
+    if choice.mode is ToolMode.NONE or not callable_:
+        return None
+    is_required = choice.mode is ToolMode.REQUIRED
+    if style is None:
+        if not is_required:
+            return None
+        raise InvalidRequestError(
+            f"{choice.param}: calls cannot be required of this model, since its chat template shows no way "
+            "of writing them that is known here; if it has one, start the server with --tool-call-parser",
+            param=choice.param,
+            code=UNSUPPORTED_CODE,
+        )
+    syntax = SYNTAXES[style]
+    max_calls = None if choice.parallel and not syntax.calls_once else 1
+    return ToolUse(syntax, callable_, is_required, max_calls)
+
+
+def _chosen(functions: Sequence[FunctionSchema], choice: ToolChoice) -> list[FunctionSchema]:
+    if choice.mode is ToolMode.REQUIRED and not functions:
+        raise InvalidRequestError(
+            f"{choice.param} requires a call, but there are no tools", param=choice.param
+        )
+    if choice.names is None:
+        return list(functions)
+    declared = {function.name for function in functions}
+    for name in choice.names:
+        if name not in declared:
+            raise InvalidRequestError(
+                f"{choice.param} names {name[:80]!r}, which is not among the tools",
+                param=choice.param,
+            )
+    return [function for function in functions if function.name in choice.names]
+
+
+def _function(schema: Mapping[str, Any], path: str) -> FunctionSchema:
+    kind, function = schema.get("type"), schema.get("function")
+    if kind != "function" or not isinstance(function, Mapping):
+        raise InvalidRequestError(
+            f"{path} must be {{'type': 'function', 'function': {{…}}}}", param=path
+        )
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError(
+            f"{path}.function.name must be a text", param=f"{path}.function.name"
+        )
+    where = f"{path}.function.parameters"
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequestError(f"{where} must be a JSON schema, an object", param=where)
+    return FunctionSchema(name, parameters, where, strict=function.get("strict") is True)
+
+
+def _require_distinct(functions: Sequence[FunctionSchema]) -> None:
+    seen: set[str] = set()
+    for function in functions:
+        if function.name in seen:
+            where = function.param.replace(".parameters", ".name")
+            raise InvalidRequestError(
+                f"{where}: there is another tool called {function.name[:80]!r}", param=where
+            )
+        seen.add(function.name)
