@@ -171,6 +171,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     """
     from ostinato.api.app import create_app
     from ostinato.api.local import LocalBackend
+    from ostinato.cache.namespace import load_or_create_secret
     from ostinato.cli import server
     from ostinato.cli.cached_contents import cached_contents_of
     from ostinato.cli.ledger_access import ledger_of
@@ -182,6 +183,8 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _set_up_logging(log_level)
     clock = SystemClock()
+    # First of all that is kept in the data folder: it says best what is wrong with one that cannot be used.
+    secret = load_or_create_secret(config.secret_file)
     keys = _keys(config, clock)
     sock = server.listen(config.server.host, config.server.port)
     url = server.url_of(sock)
@@ -198,7 +201,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
             backend,
             clock=clock,
             keys=keys,
-            prompt_cache=_prompt_cache(config, clock, engine.limits.block_size),
+            prompt_cache=_prompt_cache(config, clock, secret, engine.limits.block_size),
             ledger=ledger,
             responses=responses,
             cached_contents=cached_contents,
@@ -221,12 +224,12 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     console.messages().print("Stopped.")
 
 
-def _prompt_cache(config: OstinatoConfig, clock: Clock, block_size: int) -> PromptCache:
-    from ostinato.cache.namespace import load_or_create_secret
+def _prompt_cache(
+    config: OstinatoConfig, clock: Clock, secret: bytes, block_size: int
+) -> PromptCache:
     from ostinato.product.prompt_cache import PromptCache
     from ostinato.product.rules import house_rules
 
-    secret = load_or_create_secret(config.secret_file)
     return PromptCache(clock, secret, house_rules(config.product.house_rules), block_size)
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cache.tiers.policy import WritePolicy
-from ostinato.cache.types import Tier
 from ostinato.cli import console
 from ostinato.clock import SystemClock
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ostinato.cache.types import Tier
     from ostinato.insight.simulate.chart import Curves
     from ostinato.insight.simulate.replay import ReplayResult, TierSizes
     from ostinato.insight.simulate.trace import TraceRequest
@@ -105,6 +105,7 @@ def simulate(
 
     Says how many prompt tokens each eviction policy would have found at each capacity, and in which tier.
     """
+    from ostinato.cache.types import Tier
     from ostinato.insight.simulate.chart import save_chart
     from ostinato.insight.simulate.replay import INDEXES, TierSizes
     from ostinato.insight.simulate.sweep import ALL_POLICIES, default_capacities, sweep
@@ -167,6 +168,7 @@ def _as_json(curves: Curves) -> list[dict[str, Any]]:
 def _print_tables(
     title: str, trace: Sequence[TraceRequest], curves: Curves, below: TierSizes
 ) -> None:
+    from ostinato.cache.types import Tier
     from ostinato.insight.simulate.trace import distinct_blocks, total_tokens
 
     out = console.output()
