@@ -177,12 +177,15 @@ void check_attention(Runtime& runtime) {
   batch.window = step.window;
   check_batch(batch, kv);
   paged_attention(runtime, query.data(), out.data(), step.heads, kv, 0, batch);
-  // int8 arithmetic with VNNI, int16 elsewhere
-  const double rounded = std::string_view(runtime.kernels().name) == "avx512_vnni" ? 6e-2 : 2e-3;
+  // int8 arithmetic with VNNI, int16 elsewhere. Single elements of the former have tails, so what binds is the norm.
+  const bool bytes = std::string_view(runtime.kernels().name) == "avx512_vnni";
+  const double rounded = bytes ? 0.15 : 2e-3;
   const double limit = runtime.precision() == Precision::kExact ? 2e-5 : rounded;
   // What a sealed block reads back as is rounded to fp16 here, and not in the kernels.
   const double rounding = format == SealedFormat::kNone ? 0 : 3e-3;
-  expect_close("attention", runtime, largest_difference(out, step.attend(query)), limit + rounding);
+  const std::vector<double> wanted = step.attend(query);
+  expect_close("attention", runtime, largest_difference(out, wanted), limit + rounding);
+  if (bytes) expect_close("attention by norm", runtime, difference_by_norm(out, wanted), 0.04 + rounding);
   std::vector<float> sums(index(batch.num_requests, step.width), 0.0f);
   attention_mass(runtime, query.data(), step.heads, kv, 0, batch, step.tokens, sums.data());
   expect_close("attention mass", runtime, largest_difference(sums, step.mass(query)), 1e-3 + 50 * rounding);

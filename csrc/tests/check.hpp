@@ -25,6 +25,8 @@ inline std::size_t index(int row, int cols, int col = 0) {
 
 // The largest difference of two arrays; infinite if there is a NaN.
 double largest_difference(const std::vector<float>& a, const std::vector<double>& b);
+// The norm of their difference as a share of the norm of b; infinite if there is a NaN.
+double difference_by_norm(const std::vector<float>& a, const std::vector<double>& b);
 
 // A packed matrix, and its values as they read back.
 struct Weights {
@@ -44,7 +46,6 @@ void check_linear(Runtime&);
 void check_attention(Runtime&);
 void check_decoder(Runtime&);
 void check_sampling(Runtime&);
-void check_drawing(Runtime&);
 void check_drawing(Runtime&);
 void check_hashing();
 void check_checksums();

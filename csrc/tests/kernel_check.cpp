@@ -52,6 +52,17 @@ double largest_difference(const std::vector<float>& a, const std::vector<double>
   return worst;
 }
 
+double difference_by_norm(const std::vector<float>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  if (std::isnan(difference)) return std::numeric_limits<double>::infinity();
+  return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+}
+
 std::vector<double> widen(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 
 Weights::Weights(WeightFormat format, bool minimum, int rows, int cols)
