@@ -12,7 +12,8 @@ import numpy as np
 from ostinato.cache.report import CacheReport
 from ostinato.cache.types import TokenArray
 from ostinato.clock import SystemClock
-from ostinato.config import CacheConfig, OstinatoConfig, TiersConfig, load_config
+from ostinato.config import OstinatoConfig, load_config
+from ostinato.config_sections import CacheConfig, TiersConfig
 from ostinato.engine.async_engine import STALL_SECONDS
 from ostinato.engine.build import assemble_core
 from ostinato.engine.core import EngineCore

@@ -17,7 +17,7 @@ from benchmarks.tiers.machinery import settle
 from ostinato.cache.layout import KVDtype
 from ostinato.cache.report import CacheReport
 from ostinato.cache.types import Tier, TokenArray
-from ostinato.config import TiersConfig
+from ostinato.config_sections import TiersConfig
 from ostinato.engine.async_engine import STALL_SECONDS
 from ostinato.engine.core import EngineCore
 from ostinato.engine.request import EngineRequest

@@ -25,7 +25,7 @@ from benchmarks.tiers.machinery import (
 )
 from ostinato.cache.layout import KVDtype
 from ostinato.cache.types import Tier, TokenArray
-from ostinato.config import TiersConfig
+from ostinato.config_sections import TiersConfig
 from ostinato.engine.core import EngineCore
 
 LENGTHS = (1024, 4096, 7900)

@@ -17,7 +17,8 @@ from ostinato.api.backend import GenerationRequest, PromptInput
 from ostinato.api.local import LocalBackend
 from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolCall, ToolDefinition
 from ostinato.clock import ManualClock
-from ostinato.config import CacheConfig, OstinatoConfig, SchedulerConfig
+from ostinato.config import OstinatoConfig
+from ostinato.config_sections import CacheConfig, SchedulerConfig
 from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.build import build_engine
 from ostinato.engine.outputs import FinishReason, OutputDelta

@@ -59,10 +59,26 @@ def test_a_chain_hashes_each_block_once_as_it_grows_and_so_do_its_forks() -> Non
     assert hashes(chain, [1, 2, 3, 4]) == _hashes([1, 2, 3, 4])
     assert hashes(chain, [1, 2, 3, 4, 5, 6, 7], start=2) == _hashes([1, 2, 3, 4, 5, 6])[2:]
     assert len(asked) == 3
-    twin = chain.fork()
+    twin = chain.fork(3)
     assert hashes(twin, [1, 2, 3, 4, 5, 6, 7, 8]) == _hashes([1, 2, 3, 4, 5, 6, 7, 8])
     assert hashes(chain, [1, 2, 3, 4, 5, 6, 7, 9]) == _hashes([1, 2, 3, 4, 5, 6, 7, 9])
     assert len(asked) == 5
+
+
+def test_forks_of_a_chain_that_knows_nothing_yet_hash_what_they_share_once() -> None:
+    asked: list[bytes] = []
+
+    def count(message: bytes) -> bytes:
+        asked.append(message)
+        return hashlib.sha256(message).digest()
+
+    chain = HashChain(ROOT)
+    first, second = chain.fork(2), chain.fork(2)
+    for sequence, own in ((second, [5, 6]), (first, [7, 8]), (chain, [9, 10])):
+        tokens = [1, 2, 3, 4, *own]
+        found = sequence.hashes(np.array(tokens, dtype=np.int32), 2, count)
+        assert list(found) == _hashes(tokens)
+    assert len(asked) == 2 + 3
 
 
 def test_a_chain_may_be_asked_for_a_late_block_first() -> None:

@@ -66,7 +66,7 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     try:
         resolve_model(name, OstinatoConfig().data_dir)
     except ModelNotFoundError as error:
-        pytest.skip(f"{name} is not here: {error}")
+        pytest.skip(f"{name} is not here: {error}")  # ok: 478 MB, fetched by who wants it
     flags = ("--kv-memory", "256MiB", "--max-model-len", "8192", "--disk-tier", "off")
     with running_server(name, tmp_path_factory.mktemp("data"), *flags) as server:
         yield server

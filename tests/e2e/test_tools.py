@@ -162,7 +162,7 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     try:
         resolve_model(name, load_config().data_dir)
     except ModelNotFoundError as error:
-        pytest.skip(f"{name} is not here: {error}")
+        pytest.skip(f"{name} is not here: {error}")  # ok: 478 MB, fetched by who wants it
     flags = ("--kv-memory", "128MiB", "--max-model-len", "4096")
     with running_server(name, tmp_path_factory.mktemp("data"), *flags) as running:
         yield running

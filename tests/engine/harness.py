@@ -20,7 +20,7 @@ from ostinato.cache.prefix_loader import PrefixLoader
 from ostinato.cache.tiers.hierarchy import TierHierarchy
 from ostinato.cache.types import NamespaceKey, TenantId
 from ostinato.clock import Clock, ManualClock
-from ostinato.config import SchedulerConfig
+from ostinato.config_sections import SchedulerConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.fair_share import TenantService
 from ostinato.engine.integrity import IntegrityPolicy, RaiseViolations

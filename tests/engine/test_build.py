@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.clock import ManualClock
-from ostinato.config import CacheConfig, OstinatoConfig, SchedulerConfig
+from ostinato.config import OstinatoConfig
+from ostinato.config_sections import CacheConfig, SchedulerConfig
 from ostinato.engine.build import build_core, build_engine
 from ostinato.engine.memory import (
     MAX_FULL_CONTEXTS,

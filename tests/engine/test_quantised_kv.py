@@ -15,7 +15,8 @@ import pytest
 
 from ostinato.cache.quantised_storage import QuantisedKVStorage
 from ostinato.clock import ManualClock
-from ostinato.config import OstinatoConfig, SchedulerConfig
+from ostinato.config import OstinatoConfig
+from ostinato.config_sections import SchedulerConfig
 from ostinato.engine.build import assemble_core
 from ostinato.engine.core import EngineCore
 from ostinato.engine.integrity import RaiseViolations

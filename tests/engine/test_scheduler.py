@@ -10,7 +10,7 @@ import pytest
 from ostinato.cache.hashing import sha256
 from ostinato.cache.types import MissReason
 from ostinato.clock import ManualClock
-from ostinato.config import SchedulerConfig
+from ostinato.config_sections import SchedulerConfig
 from ostinato.engine.request import RequestStatus
 from tests.engine.harness import Engine, expected_tokens, request, tokens
 from tests.engine.tiny_engine import load_tiny, tiny_core
@@ -328,7 +328,7 @@ def test_the_policy_of_waiting_is_a_setting(policy: str, first: str, tmp_path: P
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_an_answer_hashes_none_of_its_blocks_twice_in_its_whole_life(n: int) -> None:
+def test_a_request_hashes_none_of_its_blocks_twice_in_its_whole_life(n: int) -> None:
     engine = Engine(prefix_index="block_hash", max_num_seqs=4, num_blocks=14, block_size=4)
     hashed: Counter[bytes] = Counter()
 
@@ -344,7 +344,7 @@ def test_an_answer_hashes_none_of_its_blocks_twice_in_its_whole_life(n: int) -> 
     engine.run()
     if n == 3:
         assert engine.core.stats().preemptions_total > 0
-    # Blocks are compared, and hashed only where prompts part. What an answer has not hashed when it forks,
-    # each of the n may hash.
-    assert hashed
-    assert max(hashed.values()) <= n
+    assert set(hashed.values()) == {1}
+    # At most all of them: blocks are compared, and hashed only where prompts part.
+    own = (18 + 12 - 1) // 4
+    assert sum(hashed.values()) <= (30 + 10 - 1) // 4 + own + (n - 1) * (own - 18 // 4)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from ostinato.cache.identity import BlockIdentity
 from ostinato.cache.tiers.record import BlockRecord
 from ostinato.cache.types import BlockHash, TenantId, tenant_id
-from ostinato.config import SharedPrompt, TenantConfig
+from ostinato.config_sections import SharedPrompt, TenantConfig
 from ostinato.engine.tenancy import tenant_budgets, tenant_service
 
 CONFIG = TenantConfig.model_validate(

@@ -251,7 +251,7 @@ def real(request: pytest.FixtureRequest) -> Model:
     try:
         path = resolve_model(request.param, load_config().data_dir)
     except ModelNotFoundError as error:
-        pytest.skip(f"{request.param} is not here: {error}")
+        pytest.skip(f"{request.param} is not here: {error}")  # ok: 478 MB, fetched by who wants it
     metadata = read_header(path).metadata
     return Model(request.param, tokenizer_from_gguf(metadata), ChatTemplate.from_gguf(metadata))
 
@@ -273,7 +273,7 @@ def test_a_real_template_shows_every_part_and_its_end(real: Model) -> None:
 def test_a_real_template_with_tools_shows_tools_calls_and_results(real: Model) -> None:
     assert real.chat_template is not None
     if not real.chat_template.supports_tools:
-        pytest.skip(f"{real.name} has no place for tools")
+        pytest.skip(f"{real.name} has no place for tools")  # ok: its template has none
     messages = [
         said("user", "go"),
         said("assistant", "Let me see", tool_calls=[calling("c1", '{"a": 1}')]),

@@ -18,7 +18,7 @@ from tests.ops.backends import all_exact_backends, exact_backend, head_unit
 from tests.ops.dense import LoadedDecoder, RandomDecoder, dense_logits, random_decoder
 from tests.ops.paging import PagedSequence, Piece, make_batch, scattered_tables
 
-TOLERANCE = {KVDtype.FP32: 1e-4, KVDtype.FP16: 2e-2}
+TOLERANCE = {KVDtype.FP32: 2e-5, KVDtype.FP16: 2e-2}
 """fp16: K/V that differ in the last bit of float32 may round to neighbours."""
 
 pytestmark = all_exact_backends
@@ -118,7 +118,9 @@ def test_any_schedule_over_scattered_blocks_equals_the_dense_decoder(
     found = run_schedule(decoder.load(ops), kv, sequences, tokens, steps)
     for logits, ids in zip(found, tokens, strict=True):
         expected = dense_logits(decoder, ids, dtype.numpy)
-        np.testing.assert_allclose(logits, expected, atol=TOLERANCE[dtype])
+        # A norm over heads of two elements magnifies float32's rounding: 3.5e-5 was seen.
+        atol = max(TOLERANCE[dtype], 1e-4 if options["qk_norm"] else 0.0)
+        np.testing.assert_allclose(logits, expected, atol=atol)
 
 
 def test_a_mixed_batch_of_prefill_and_decode_equals_one_by_one(backend: str) -> None:

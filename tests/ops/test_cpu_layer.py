@@ -179,7 +179,12 @@ def test_a_layer_agrees_with_the_oracle(isa: str, case: Case) -> None:
     np.testing.assert_allclose(stored, wanted_stored, atol=2e-5, rtol=2e-3)
     # The weights are floats, so of the fast mode only the attention differs, in int16 or, with VNNI, in int8.
     fast_context, _ = run_layer(cpu_backend(isa, "int8"), *step, fast, hidden, rope)
-    assert_near(fast_context, wanted_context, 4e-2 if isa == "avx512_vnni" else 6e-3)
+    if isa == "avx512_vnni":
+        assert_near(fast_context, wanted_context, 4e-2)
+    else:
+        np.testing.assert_allclose(
+            fast_context, wanted_context, atol=6e-3 if half else 4e-3, rtol=1e-2
+        )
 
 
 def assert_near(actual: Float32Array, wanted: Float32Array, share: float) -> None:

@@ -39,10 +39,12 @@ class HashChain:
         root: namespace of the sequence.
     """
 
-    __slots__ = ("_count", "_known", "_root")
+    __slots__ = ("_count", "_known", "_origin", "_root", "_shared")
 
     def __init__(self, root: NamespaceKey) -> None:
         self._root = root
+        self._origin: HashChain | None = None
+        self._shared = 0  # leading blocks that `_origin` has as well
         self._count = 0
         self._known = np.empty((0, HASH_BYTES), dtype=np.uint8)  # with room for more than `_count`
 
@@ -71,6 +73,10 @@ class HashChain:
 
     def _extend(self, token_ids: TokenArray, block_size: int, digest: Digest, at: int) -> None:
         """Hash on, at least to block `at`."""
+        if self._origin is not None and self._count < self._shared:
+            self._take_shared(self._origin, token_ids, block_size, digest)
+            if self._count > at:
+                return
         if digest is sha256:
             # In batches that double: a lookup hashes little more than twice what it asks for.
             end = max(at + 1, 2 * self._count, FIRST_BATCH)
@@ -83,6 +89,16 @@ class HashChain:
             found = digest(HASH_VERSION + self._last() + block)
             self._known[self._count] = np.frombuffer(found, dtype=np.uint8)
             self._count += 1
+
+    def _take_shared(
+        self, origin: HashChain, token_ids: TokenArray, block_size: int, digest: Digest
+    ) -> None:
+        """Have the sequence that this one was forked from hash what both begin with, for all its forks."""
+        if origin._count < self._shared:
+            origin._extend(token_ids, block_size, digest, self._shared - 1)
+        self._reserve(self._shared)
+        self._known[: self._shared] = origin._known[: self._shared]
+        self._count = self._shared
 
     def _hash_to(self, token_ids: TokenArray, block_size: int, end: int) -> None:
         """Hash on to block `end` - 1 in one call."""
@@ -104,9 +120,14 @@ class HashChain:
     def _last(self) -> bytes:
         return self._known[self._count - 1].tobytes() if self._count else self._root
 
-    def fork(self) -> HashChain:
-        """For a sequence that begins like this one does so far: what is known is not hashed again."""
+    def fork(self, shared: int) -> HashChain:
+        """For a sequence that begins like this one: no block of what they share is hashed twice.
+
+        Args:
+            shared: leading full blocks that both have.
+        """
         twin = HashChain(self._root)
         twin._known = self._known[: self._count].copy()
         twin._count = self._count
+        twin._origin, twin._shared = self, shared
         return twin

@@ -232,7 +232,11 @@ class KVCacheManager:
         """A second sequence over the same blocks; whoever writes first copies the block it writes."""
         self._pool.touch(table.blocks)
         return BlockTable(
-            table.namespace, table.blocks, table.num_indexed, table.hashes.fork(), table.tenant
+            table.namespace,
+            table.blocks,
+            table.num_indexed,
+            table.hashes.fork(table.num_indexed),
+            table.tenant,
         )
 
     def keep_promises(

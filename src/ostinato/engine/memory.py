@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from ostinato.cache.layout import KVCacheSpec
-from ostinato.config import CacheConfig, SchedulerConfig
+from ostinato.config_sections import CacheConfig, SchedulerConfig
 from ostinato.errors import ConfigError
 from ostinato.sizes import format_size
 

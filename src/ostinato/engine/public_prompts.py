@@ -8,7 +8,7 @@ import numpy as np
 
 from ostinato.cache.tokens import common_prefix
 from ostinato.cache.types import TenantId, TokenArray
-from ostinato.config import SharedPrompt
+from ostinato.config_sections import SharedPrompt
 from ostinato.engine.core import EngineCore
 from ostinato.engine.request import EngineRequest
 from ostinato.engine.sampling_params import SamplingParams

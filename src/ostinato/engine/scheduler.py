@@ -25,7 +25,7 @@ from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.prefix_loader import PrefixLoader
 from ostinato.cache.types import NamespaceKey, TenantId, TokenArray
 from ostinato.clock import Clock
-from ostinato.config import SchedulerConfig
+from ostinato.config_sections import SchedulerConfig
 from ostinato.engine.admission import Admission, AdmissionResult
 from ostinato.engine.fair_share import TenantService
 from ostinato.engine.loading import LoadQueue

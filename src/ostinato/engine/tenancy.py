@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from ostinato.cache.retention import TenantBudgets
 from ostinato.cache.types import TenantId
-from ostinato.config import TenantConfig
+from ostinato.config_sections import TenantConfig
 from ostinato.engine.fair_share import TenantService
 
 EVERYBODY = TenantId("*")

@@ -16,7 +16,8 @@ from ostinato.cache.tiers.hierarchy import TierHierarchy
 from ostinato.cache.tiers.ram import RamTier
 from ostinato.cache.tiers.transfer import ThreadedTransfers
 from ostinato.clock import Clock
-from ostinato.config import OstinatoConfig, TiersConfig
+from ostinato.config import OstinatoConfig
+from ostinato.config_sections import TiersConfig
 from ostinato.engine.memory import total_memory
 from ostinato.engine.tenancy import tenant_budgets
 from ostinato.errors import ConfigError

@@ -17,7 +17,8 @@ from ostinato.api.gemini.cache_store import CacheStore
 from ostinato.api.gemini.cached_contents import CachedContents
 from ostinato.api.local import LocalBackend
 from ostinato.clock import ManualClock
-from ostinato.config import CacheConfig, OstinatoConfig
+from ostinato.config import OstinatoConfig
+from ostinato.config_sections import CacheConfig
 from ostinato.engine.async_engine import AsyncEngine
 from ostinato.engine.build import build_engine
 from ostinato.ledger.record import LedgerRecord

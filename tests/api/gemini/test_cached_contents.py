@@ -20,7 +20,8 @@ from ostinato.api.gemini.wire import PrefixFields
 from ostinato.api.local import LocalBackend
 from ostinato.cache.types import TenantId
 from ostinato.clock import ManualClock
-from ostinato.config import CacheConfig, OstinatoConfig
+from ostinato.config import OstinatoConfig
+from ostinato.config_sections import CacheConfig
 from ostinato.engine.build import build_engine
 from ostinato.errors import ConfigError, RequestError
 from ostinato.product.rules import HOUSE_RULES
