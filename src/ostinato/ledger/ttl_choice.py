@@ -18,7 +18,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 from ostinato.ledger.break_even import Strategy, Workload, cost_lines
 from ostinato.ledger.prices import Rates, TTLs
@@ -42,14 +41,6 @@ class UseHistory:
     def requests(self) -> int:
         """First uses and later ones."""
         return self.prefixes + len(self.gaps)
-
-
-class GapSource(Protocol):
-    """Somebody who has recorded requests: the ledger."""
-
-    def use_history(self) -> UseHistory:
-        """The gaps between the uses of each prefix."""
-        ...
 
 
 def history_of(uses: Iterable[tuple[Hashable, float]]) -> UseHistory:

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
 _OPEN, _CLOSE = "\ufdee", "\ufdef"
@@ -156,13 +155,3 @@ def past_white_space(offset: int, segment: str, plain: str) -> int:
     """The end of a segment whose mark stood before its trailing white space, if the template kept that."""
     space = segment[len(segment.rstrip()) :]
     return offset + len(space) if space and plain.startswith(space, offset) else offset
-
-
-def byte_lengths(text: str, offsets: Sequence[int]) -> list[int]:
-    """UTF-8 bytes before each of some ascending character offsets."""
-    lengths: list[int] = []
-    done = 0
-    for start, end in pairwise([0, *offsets]):
-        done += len(text[start:end].encode())
-        lengths.append(done)
-    return lengths
