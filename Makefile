@@ -14,6 +14,8 @@ TORCH_FLAGS   ?=
 PEERS         ?=
 # Further arguments for pytest, e.g. make test PYTEST="-k radix"
 PYTEST        ?=
+# A model that calls tools for test-slow: a name, a GGUF file or a folder. Default: Qwen2.5 Coder 0.5B, if pulled.
+TEST_TOOL_MODEL ?=
 
 # What the native kernels are built from: when it changes, they are built again.
 CSRC          := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*/*.cpp csrc/*/*.hpp) csrc/CMakeLists.txt
@@ -31,7 +33,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; \
 	done)
 
-.PHONY: help run demo test test-slow test-parity test-sanitize check bench bench-peers bench-quality bench-kv model clean
+.PHONY: help run demo test test-slow test-fuzz test-parity test-sanitize check bench bench-peers bench-quality bench-kv model clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -46,8 +48,11 @@ demo: model ## Play an agent's conversation with prefix caching off and on
 test: $(VENV)/.installed-dev model ## Run the test-suite
 	$(BIN)/python -m pytest -m "not slow and not parity" $(PYTEST)
 
-test-slow: $(VENV)/.installed-dev model ## Run the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(PYTEST)
+test-slow: $(VENV)/.installed-dev model ## Run the tests that take minutes (TEST_TOOL_MODEL=... names the one that calls tools)
+	TEST_TOOL_MODEL="$(TEST_TOOL_MODEL)" $(BIN)/python -m pytest -m slow $(PYTEST)
+
+test-fuzz: $(VENV)/.installed-dev ## Send every dialect 10,000 malformed requests, and what OpenAPI allows
+	$(BIN)/python -m pytest -m slow -s tests/e2e/test_fuzz.py tests/e2e/test_openapi.py $(PYTEST)
 
 test-parity: $(PARITY_VENV)/.installed ## Compare logits with transformers, live (installs PyTorch apart)
 	@$(PARITY_BIN)/ostinato pull $(DEFAULT_MODEL)

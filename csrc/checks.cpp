@@ -41,6 +41,7 @@ void check_shape(const DecoderShape& shape) {
   require(sane(shape.hidden_size) && sane(shape.num_heads) && sane(shape.num_kv_heads) && sane(shape.head_dim),
           "sizes must be positive");
   require(shape.num_heads % shape.num_kv_heads == 0, "query heads must be a multiple of K/V heads");
+  require(shape.num_heads / shape.num_kv_heads <= kMaxItemRows, "more query heads share a K/V head than kernels take");
   require(shape.head_dim % kPanel == 0, "head_dim must be a multiple of 16");
   require((shape.num_heads + 2LL * shape.num_kv_heads) * shape.head_dim <= std::numeric_limits<int>::max(),
           "too many heads");

@@ -40,6 +40,7 @@ struct HeadWeights {
   std::vector<float> final_norm;
   std::shared_ptr<PackedMatrix> embedding;
   std::shared_ptr<PackedMatrix> output;
+  std::vector<float> output_bounds;  // see PackedMatrix::row_bounds()
 };
 
 struct RopeTables {
@@ -50,15 +51,26 @@ struct RopeTables {
 };
 
 void embed(Runtime&, const HeadWeights&, const std::int32_t* token_ids, int num_tokens, float* hidden);
-// query: (tokens, heads, head_dim), rotated and multiplied by the attention scale.
+// query: (tokens, heads, head_dim), rotated and multiplied by the attention scale. Throws std::overflow_error if K or V
+// is NaN, or infinite in the type of the K/V memory; so does run_layers().
 void qkv(Runtime&, const LayerWeights&, const RopeTables&, const float* hidden, const std::int32_t* positions,
          const std::int64_t* slots, int num_tokens, const KVCacheView&, int layer, float* query);
 void attention_output(Runtime&, const LayerWeights&, const float* context, int num_tokens, float* hidden);
 void mlp(Runtime&, const LayerWeights&, int num_tokens, float* hidden);
-// The four above for each of `layers`, which lie in the K/V memory in this order.
+
+// Some tokens of a step.
+struct TokenList {
+  const std::int32_t* tokens = nullptr;
+  int count = 0;
+};
+
+// The four above for each of `layers`, which lie in the K/V memory in this order. K and V of all tokens are written; of
+// `hidden`, only the `wanted` rows are brought to the end.
 void run_layers(Runtime&, const std::vector<const LayerWeights*>& layers, const RopeTables&, const BatchView&,
-                const std::int64_t* slots, const KVCacheView&, float* hidden);
-// out: (count, vocab), for the rows `indices` of hidden.
-void logits(Runtime&, const HeadWeights&, const float* hidden, const std::int32_t* indices, int count, float* out);
+                const std::int64_t* slots, const TokenList& wanted, const KVCacheView&, float* hidden);
+// out: (wanted.count, vocab), for the `wanted` rows of hidden. Of a row that is true in argmax_only (null: none is)
+// only what could be the largest is finished: the largest and its equals are what they would be, all others below.
+void logits(Runtime&, const HeadWeights&, const float* hidden, const TokenList& wanted,
+            const bool* argmax_only, float* out);
 
 }  // namespace ostinato

@@ -14,9 +14,13 @@ inline constexpr int kGroup = 32;      // weights (and activations) that share a
 inline constexpr int kTokenTile = 16;  // activation rows that lie interleaved
 // Bytes of one group of one tile of int8 activations: 16 x 32 values, 16 scales, 16 scaled sums.
 inline constexpr int kIntTileGroup = kTokenTile * (kGroup + 4 + 4);
-inline constexpr int kHeadPad = 16;  // head sizes are multiples of a panel
+inline constexpr int kHeadPad = 16;  // behind the sums of a partial row: its maximum, its total, and padding
 
 enum class WeightFormat : std::uint8_t { kFloat32, kFloat16, kInt8, kInt4 };
+
+constexpr bool is_integer(WeightFormat format) {
+  return format == WeightFormat::kInt4 || format == WeightFormat::kInt8;
+}
 
 // A packed matrix of (rows, cols), rows padded to whole panels and cols to whole groups.
 //
@@ -41,6 +45,13 @@ struct MatrixView {
     return header_bytes() + (format == WeightFormat::kInt4 ? kGroup * kPanel / 2 : kGroup * kPanel);
   }
   int panels() const { return (rows + kPanel - 1) / kPanel; }
+  // `begin` is a multiple of 16.
+  MatrixView row_range(int begin, int count) const {
+    MatrixView range = *this;
+    range.data = panel(begin / kPanel);
+    range.rows = count;
+    return range;
+  }
 };
 
 // Activations of a step, in tiles of tokens; exactly one of the two forms is present.
@@ -98,7 +109,7 @@ struct AttentionItem {
   int key_begin = 0;
   int key_end = 0;
   int window = kNoWindow;  // the token at position p sees keys p - window + 1 .. p of the range
-  bool exact = true;  // fp32 arithmetic; otherwise int16 pairs where that is faster
+  bool exact = true;  // fp32 arithmetic; otherwise many rows are multiplied in int8 or in int16 pairs
   float* output = nullptr;  // (tokens, heads, head_dim) normalised, if `partial` is null
   // Otherwise per row (token-major, then head of the group): head_dim sums, then the maximum and the total
   // weight that belong to them.
@@ -132,7 +143,8 @@ struct HeadFinish {
 
 struct KernelTable {
   const char* name;
-  // out[(t - token) * stride + (p - panel) * 16 + r] for `tokens` tokens from `token` (a multiple of 16).
+  // out[(t - token) * stride + (p - panel) * 16 + r] for `tokens` tokens from `token`, which is a multiple of 16 unless
+  // there is only one.
   // `scratch` holds kGemmScratch floats.
   void (*gemm)(const MatrixView&, const Activations&, int token, int tokens, int panel, int panels, float* out,
                std::ptrdiff_t stride, float* scratch);
@@ -146,8 +158,14 @@ struct KernelTable {
   // Bias, norm, rotation and scale of one head for `tokens` tokens, in place.
   void (*finish_head)(float* tile, std::ptrdiff_t stride, int head_dim, const std::int32_t* positions, int tokens,
                       const HeadFinish&);
+  // Over the first `rows` of each of `tokens` rows of a tile: the largest of tile[t][r] -+ bounds[r] * lengths[t].
+  void (*largest_within)(const float* tile, std::ptrdiff_t stride, int tokens, int rows, const float* bounds,
+                         const float* lengths, float* lower, float* upper);
+  // The first largest of a row, and whether every element lies within +-limit; if not, the index means nothing.
+  int (*find_largest)(const float* x, int count, float limit, bool* within);
   float (*sum_exponentials)(const float* x, int count, float shift, float scale);
-  void (*store_half)(const float* from, std::uint16_t* to, int count);
+  // To fp16; whether all of them became finite numbers.
+  bool (*store_half)(const float* from, std::uint16_t* to, int count);
   // `scratch` holds attention_scratch(head_dim) floats.
   void (*attend)(const AttentionItem&, float* scratch);
   // Joins `parts` partial rows, `part_stride` floats apart, into one normalised row.

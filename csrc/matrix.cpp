@@ -16,6 +16,44 @@ std::uint16_t read_u16(const std::uint8_t* p) {
   return value;
 }
 
+// Sums over the codes of a group of 16 rows, and over their squares; by byte of a line, as the compiler vectorises it.
+class CodeSums {
+ public:
+  CodeSums(const std::uint8_t* codes, WeightFormat format) {
+    const bool int4 = format == WeightFormat::kInt4;
+    for (int line = 0; line < kGroup / (int4 ? 8 : 4); ++line, codes += kLine) {
+      if (int4) {
+        add(codes, [](std::uint8_t byte) { return static_cast<std::uint8_t>(byte & 15); });
+        add(codes, [](std::uint8_t byte) { return static_cast<std::uint8_t>(byte >> 4); });
+      } else {
+        add(codes, [](std::uint8_t byte) { return byte; });
+      }
+    }
+  }
+
+  double codes(int lane) const { return of_lane(codes_, lane); }
+  double squares(int lane) const { return of_lane(squares_, lane); }
+
+ private:
+  static constexpr int kLine = 4 * kPanel;
+
+  template <class Code>
+  void add(const std::uint8_t* line, Code&& code) {
+    for (int i = 0; i < kLine; ++i) {
+      const std::uint16_t value = code(line[i]);
+      codes_[i] += value;
+      squares_[i] += static_cast<std::uint16_t>(value * value);
+    }
+  }
+
+  static double of_lane(const std::uint32_t* sums, int lane) {
+    return sums[4 * lane] + sums[4 * lane + 1] + sums[4 * lane + 2] + sums[4 * lane + 3];
+  }
+
+  std::uint32_t codes_[kLine] = {};
+  std::uint32_t squares_[kLine] = {};
+};
+
 }  // namespace
 
 float half_to_float(std::uint16_t bits) {
@@ -47,16 +85,56 @@ std::uint16_t float_to_half(float value) {
   return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>((bits - 0x38000000) >> 13));
 }
 
+namespace {
+
+// A block of 32 codes of a file: weight = scale * (q - zero), or scale * q + minimum.
+struct BlockForm {
+  int bytes;
+  int bits;  // of a code; 0 if the encoding has no blocks
+  int zero;
+  bool has_minimum;
+};
+
+constexpr BlockForm block_form(RowEncoding encoding) {
+  switch (encoding) {
+    case RowEncoding::kQ4_0: return {18, 4, 8, false};
+    case RowEncoding::kQ4_1: return {20, 4, 0, true};
+    case RowEncoding::kQ5_0: return {22, 5, 16, false};
+    case RowEncoding::kQ5_1: return {24, 5, 0, true};
+    case RowEncoding::kQ8_0: return {34, 8, 128, false};
+    case RowEncoding::kFloat32:
+    case RowEncoding::kFloat16: break;
+  }
+  return {};
+}
+
+// The codes that stand behind scale and minimum, plus `shift`. The layout is ggml's (ggml-common.h): of 4 bits, q[k] and
+// q[k + 16] share a byte; of 5 bits, the fifth ones come first, 32 in a word; of 8 bits they are signed.
+void read_codes(int bits, const std::uint8_t* from, int shift, std::uint8_t* q) {
+  if (bits == 8) {
+    for (int k = 0; k < kGroup; ++k) q[k] = static_cast<std::uint8_t>((from[k] ^ 0x80) + shift);
+    return;
+  }
+  std::uint32_t fifth = 0;
+  if (bits == 5) {
+    std::memcpy(&fifth, from, 4);
+    from += 4;
+  }
+  for (int k = 0; k < kGroup / 2; ++k) {
+    const std::uint32_t low = (from[k] & 15u) | (fifth >> k & 1u) << 4;
+    const std::uint32_t high = from[k] >> 4 | (fifth >> (k + 16) & 1u) << 4;
+    q[k] = static_cast<std::uint8_t>(static_cast<int>(low) + shift);
+    q[k + kGroup / 2] = static_cast<std::uint8_t>(static_cast<int>(high) + shift);
+  }
+}
+
+}  // namespace
+
 std::size_t encoded_row_bytes(RowEncoding encoding, int cols) {
   const auto n = static_cast<std::size_t>(cols), groups = (n + kGroup - 1) / kGroup;
-  switch (encoding) {
-    case RowEncoding::kQ4_0: return groups * 18;
-    case RowEncoding::kQ4_1: return groups * 20;
-    case RowEncoding::kQ8_0: return groups * 34;
-    case RowEncoding::kFloat16: return n * 2;
-    case RowEncoding::kFloat32: return n * 4;
-  }
-  return 0;
+  if (encoding == RowEncoding::kFloat32) return n * 4;
+  if (encoding == RowEncoding::kFloat16) return n * 2;
+  return groups * static_cast<std::size_t>(block_form(encoding).bytes);
 }
 
 PackedMatrix::PackedMatrix(WeightFormat format, bool with_minimum, int rows, int cols) {
@@ -64,10 +142,10 @@ PackedMatrix::PackedMatrix(WeightFormat format, bool with_minimum, int rows, int
   view_.rows = rows;
   view_.cols = cols;
   view_.groups = (cols + kGroup - 1) / kGroup;
-  view_.has_minimum = with_minimum && format == WeightFormat::kInt4;
+  view_.has_minimum = with_minimum && is_integer(format);
   const auto cells = static_cast<std::size_t>(view_.groups) * kGroup * kPanel;
-  if (format == WeightFormat::kInt4 || format == WeightFormat::kInt8) {
-    view_.zero_point = format == WeightFormat::kInt8 ? 128 : view_.has_minimum ? 0 : 8;
+  if (is_integer(format)) {
+    view_.zero_point = view_.has_minimum ? 0 : format == WeightFormat::kInt8 ? 128 : 8;
     view_.panel_bytes = static_cast<std::size_t>(view_.groups) * static_cast<std::size_t>(view_.group_bytes());
   } else {
     view_.panel_bytes = cells * (format == WeightFormat::kFloat16 ? 2 : 4);
@@ -83,74 +161,69 @@ std::uint8_t* PackedMatrix::group(int row, int index) {
          static_cast<std::size_t>(index) * static_cast<std::size_t>(view_.group_bytes());
 }
 
-// q holds 32 values of 0..15.
-void PackedMatrix::put_int4(int row, int index, const std::uint8_t* q, std::uint16_t scale_bits,
-                            std::uint16_t minimum) {
+// q holds 32 codes, from 0 on. Without minima `minimum` is not used.
+void PackedMatrix::put_group(int row, int index, const std::uint8_t* q, std::uint16_t scale, std::uint16_t minimum) {
   auto* scales = reinterpret_cast<std::uint16_t*>(group(row, index)) + row % kPanel;
-  scales[0] = scale_bits;
+  scales[0] = scale;
   if (view_.has_minimum) scales[kPanel] = minimum;
   std::uint8_t* to = group(row, index) + view_.header_bytes() + row % kPanel * 4;
+  if (view_.format == WeightFormat::kInt8) {
+    for (int k = 0; k < kGroup; k += 4) std::memcpy(to + k * kPanel, q + k, 4);
+    return;
+  }
   for (int k = 0; k < kGroup / 2; ++k) {
     to[k / 4 * 64 + k % 4] = static_cast<std::uint8_t>(q[k] | q[k + kGroup / 2] << 4);
   }
 }
 
-void PackedMatrix::put_int8(int row, int index, const std::int8_t* q, std::uint16_t scale_bits) {
-  reinterpret_cast<std::uint16_t*>(group(row, index))[row % kPanel] = scale_bits;
-  std::uint8_t* to = group(row, index) + view_.header_bytes() + row % kPanel * 4;
-  for (int k = 0; k < kGroup; ++k) to[k / 4 * 64 + k % 4] = static_cast<std::uint8_t>(q[k] + 128);
-}
-
 void PackedMatrix::put_float_as_int(int row, const float* from) {
+  const bool int8 = view_.format == WeightFormat::kInt8;
+  const float top = int8 ? 255.0f : 15.0f, zero_point = static_cast<float>(view_.zero_point);
+  const float least = view_.has_minimum || !int8 ? 0.0f : 1.0f;  // -128 would have no counterpart
   for (int g = 0; g < view_.groups; ++g) {
     float x[kGroup] = {};
     std::copy_n(from + g * kGroup, std::min(kGroup, view_.cols - g * kGroup), x);
     const auto [low, high] = std::minmax_element(x, x + kGroup);
     const float largest = std::max(std::fabs(*low), std::fabs(*high));
-    const bool int8 = view_.format == WeightFormat::kInt8;
-    const float exact = int8 ? largest / 127.0f : view_.has_minimum ? (*high - *low) / 15.0f : largest / 7.0f;
+    const float exact = view_.has_minimum ? (*high - *low) / top : largest / (top - zero_point);
     const std::uint16_t bits = float_to_half(exact), minimum = float_to_half(*low);
     const float unit = half_to_float(bits), inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
-    const float zero = int8 ? 0.0f : view_.has_minimum ? -half_to_float(minimum) * inverse : 8.0f;
-    std::int8_t signed_q[kGroup];
+    const float zero = view_.has_minimum ? -half_to_float(minimum) * inverse : zero_point;
     std::uint8_t q[kGroup];
     for (int k = 0; k < kGroup; ++k) {
-      const float value = std::nearbyint(x[k] * inverse + zero);
-      signed_q[k] = static_cast<std::int8_t>(std::clamp(value, -127.0f, 127.0f));
-      q[k] = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 15.0f));
+      q[k] = static_cast<std::uint8_t>(std::clamp(std::nearbyint(x[k] * inverse + zero), least, top));
     }
-    int8 ? put_int8(row, g, signed_q, bits) : put_int4(row, g, q, bits, minimum);
+    put_group(row, g, q, bits, minimum);
+  }
+}
+
+// Rows of a quantised encoding whose codes fit the format's: nothing is rounded.
+void PackedMatrix::put_blocks(int row, RowEncoding encoding, const std::uint8_t* from) {
+  const BlockForm form = block_form(encoding);
+  const int header = form.has_minimum ? 4 : 2;
+  const int shift = view_.has_minimum ? 0 : view_.zero_point - form.zero;
+  for (int g = 0; g < view_.groups; ++g, from += form.bytes) {
+    const std::uint16_t scale = read_u16(from);
+    std::uint8_t q[kGroup];
+    read_codes(form.bits, from + header, shift, q);
+    // A power of two times the scale: exact.
+    put_group(row, g, q, scale,
+              form.has_minimum ? read_u16(from + 2) : float_to_half(-static_cast<float>(form.zero) * half_to_float(scale)));
   }
 }
 
 void PackedMatrix::put(int row, RowEncoding encoding, const void* from) {
   if (row < 0 || row >= view_.rows) throw std::invalid_argument("packed row out of range");
-  const bool int4 = view_.format == WeightFormat::kInt4, int8 = view_.format == WeightFormat::kInt8;
-  if ((int4 || int8) && encoding == RowEncoding::kFloat32) {
+  const BlockForm form = block_form(encoding);
+  const int most_bits = view_.format == WeightFormat::kInt4 ? 4 : view_.format == WeightFormat::kInt8 ? 8 : 0;
+  if (most_bits > 0 && encoding == RowEncoding::kFloat32) {
     return put_float_as_int(row, static_cast<const float*>(from));
   }
-  const auto* bytes = static_cast<const std::uint8_t*>(from);
-  if (int8 && encoding == RowEncoding::kQ8_0) {
-    for (int g = 0; g < view_.groups; ++g, bytes += 34) {
-      put_int8(row, g, reinterpret_cast<const std::int8_t*>(bytes + 2), read_u16(bytes));
-    }
-    return;
-  }
-  if (int4 && (encoding == RowEncoding::kQ4_1 ? view_.has_minimum : encoding == RowEncoding::kQ4_0)) {
-    const int header = encoding == RowEncoding::kQ4_1 ? 4 : 2;
-    for (int g = 0; g < view_.groups; ++g, bytes += header + kGroup / 2) {
-      std::uint8_t q[kGroup];
-      for (int k = 0; k < kGroup / 2; ++k) {
-        q[k] = bytes[header + k] & 15;
-        q[k + kGroup / 2] = bytes[header + k] >> 4;
-      }
-      const std::uint16_t bits = read_u16(bytes);
-      put_int4(row, g, q, bits, header == 4 ? read_u16(bytes + 2) : float_to_half(-8.0f * half_to_float(bits)));
-    }
-    return;
+  if (form.bits > 0 && form.bits <= most_bits && (view_.has_minimum || !form.has_minimum)) {
+    return put_blocks(row, encoding, static_cast<const std::uint8_t*>(from));
   }
   const bool half = encoding == RowEncoding::kFloat16;
-  if (int4 || int8 || !(half || encoding == RowEncoding::kFloat32)) {
+  if (most_bits > 0 || form.bits > 0) {
     throw std::invalid_argument("this packed format cannot take rows of that encoding");
   }
   std::uint8_t* panel = memory_.get() + static_cast<std::size_t>(row / kPanel) * view_.panel_bytes;
@@ -196,6 +269,36 @@ void PackedMatrix::get(int row, float* to) const {
       to[g * kGroup + k] = unit * static_cast<float>(value) + minimum;
     }
   }
+}
+
+// The Euclidean length of each row, and what fp32 may add to it: as many roundings as there are groups, each of at most
+// 2^-24 of terms that are not larger than the row would be with its largest codes and without signs.
+std::vector<float> PackedMatrix::row_bounds() const {
+  std::vector<float> bounds(static_cast<std::size_t>(view_.panels()) * kPanel);
+  const double most = view_.format == WeightFormat::kInt4 ? 15.0 : 255.0;
+  const double roundings = 4.0 * (view_.groups + 4) * 0x1p-24;
+  for (int p = 0; p < view_.panels(); ++p) {
+    const std::uint8_t* at = view_.panel(p);
+    double squares[kPanel] = {}, largest[kPanel] = {};
+    for (int g = 0; g < view_.groups; ++g, at += view_.group_bytes()) {
+      const auto* scales = reinterpret_cast<const std::uint16_t*>(at);
+      const CodeSums sums(at + view_.header_bytes(), view_.format);
+      for (int lane = 0; lane < kPanel; ++lane) {
+        const double unit = half_to_float(scales[lane]);
+        const double least = view_.has_minimum ? half_to_float(scales[kPanel + lane]) : -unit * view_.zero_point;
+        const double above = std::fabs(unit) * most + std::fabs(least);
+        squares[lane] +=
+            unit * unit * sums.squares(lane) + 2 * unit * least * sums.codes(lane) + kGroup * least * least;
+        largest[lane] += kGroup * above * above;
+      }
+    }
+    for (int lane = 0; lane < kPanel; ++lane) {
+      bounds[static_cast<std::size_t>(p * kPanel + lane)] = static_cast<float>(
+          1.0001 * std::sqrt(std::max(squares[lane], 0.0)) + roundings * std::sqrt(largest[lane]));
+    }
+  }
+  bounds.resize(static_cast<std::size_t>(view_.rows));
+  return bounds;
 }
 
 }  // namespace ostinato

@@ -1,4 +1,5 @@
-// Python bindings. Every kernel releases the GIL. Arrays are checked for type and contiguity by their signatures, and
+// Python bindings. Whatever takes long releases the GIL; a look-up of one row, or of the embeddings of up to 32 tokens, is
+// over sooner than the lock could be taken back, and keeps it. Arrays are checked for type and contiguity by their signatures, and
 // for shape and for what they index before any kernel runs: a wrong call raises ValueError and reads nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -17,7 +18,8 @@
 #include "crc32c.hpp"
 #include "decoder_ops.hpp"
 #include "kv_bindings.hpp"
-#include "sampling.hpp"
+#include "running.hpp"
+#include "sampling_bindings.hpp"
 #include "sha256.hpp"
 
 namespace nb = nanobind;
@@ -36,12 +38,11 @@ using ConstInts1 = Array<const std::int32_t, 1>;
 using ConstInts2 = Array<const std::int32_t, 2>;
 using ConstLongs1 = Array<const std::int64_t, 1>;
 
-
 std::vector<float> to_vector(const ConstFloats1& from) { return {from.data(), from.data() + from.size()}; }
 
 WeightFormat parse_format(const std::string& name) {
   if (name == "int4" || name == "int4_minimum") return WeightFormat::kInt4;
-  if (name == "int8") return WeightFormat::kInt8;
+  if (name == "int8" || name == "int8_minimum") return WeightFormat::kInt8;
   if (name == "fp16") return WeightFormat::kFloat16;
   if (name == "fp32") return WeightFormat::kFloat32;
   throw std::invalid_argument("unknown weight format '" + name + "'");
@@ -50,6 +51,8 @@ WeightFormat parse_format(const std::string& name) {
 RowEncoding parse_encoding(const std::string& name) {
   if (name == "Q4_0") return RowEncoding::kQ4_0;
   if (name == "Q4_1") return RowEncoding::kQ4_1;
+  if (name == "Q5_0") return RowEncoding::kQ5_0;
+  if (name == "Q5_1") return RowEncoding::kQ5_1;
   if (name == "Q8_0") return RowEncoding::kQ8_0;
   if (name == "F32") return RowEncoding::kFloat32;
   if (name == "F16") return RowEncoding::kFloat16;
@@ -75,7 +78,8 @@ void bind_weights(nb::module_& m) {
       .def("__init__", [](PackedMatrix* self, const std::string& format, int rows, int cols) {
         constexpr int kMost = 1 << 28;
         require(rows >= 1 && cols >= 1 && rows <= kMost && cols <= kMost, "a matrix needs rows and columns");
-        new (self) PackedMatrix(parse_format(format), format == "int4_minimum", rows, cols);
+        const bool with_minimum = format == "int4_minimum" || format == "int8_minimum";
+        new (self) PackedMatrix(parse_format(format), with_minimum, rows, cols);
       }, nb::arg("format"), nb::arg("rows"), nb::arg("cols"))
       .def("put", &put_rows, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("get", [](const PackedMatrix& self, int row, Array<float, 1> out) {
@@ -86,6 +90,7 @@ void bind_weights(nb::module_& m) {
       // The packed form itself, to keep it on disk and to take it back.
       .def("get_bytes", [](const PackedMatrix& self, Array<std::uint8_t, 1> out) {
         if (out.size() != self.nbytes()) throw std::invalid_argument("get_bytes: wrong size");
+        nb::gil_scoped_release release;
         std::memcpy(out.data(), self.data(), self.nbytes());
       }, nb::arg().noconvert())
       .def("set_bytes", [](PackedMatrix& self, Array<const std::uint8_t, 1> from) {
@@ -138,8 +143,10 @@ void bind_layers(nb::module_& m) {
            nb::arg("k_norm").none() = nb::none());
   nb::class_<HeadWeights>(m, "HeadWeights")
       .def("__init__", [](HeadWeights* self, float eps, ConstFloats1 norm, Matrix embedding, Matrix output) {
-        HeadWeights head{eps, to_vector(norm), embedding, output};
+        HeadWeights head{eps, to_vector(norm), embedding, output, {}};
         check_head(head);
+        const nb::gil_scoped_release release;
+        if (is_integer(output->view().format)) head.output_bounds = output->row_bounds();
         new (self) HeadWeights(std::move(head));
       });
   nb::class_<RopeTables>(m, "RopeTables").def("__init__", &make_rope);
@@ -166,6 +173,7 @@ void run_embed(Runtime& self, const HeadWeights& head, ConstInts1 ids, Floats2 h
   constexpr int kMostUnderLock = 32;
   std::optional<nb::gil_scoped_release> release;
   if (tokens > kMostUnderLock) release.emplace();
+  const std::lock_guard alone(self.turn());
   embed(self, head, ids.data(), tokens, hidden.data());
 }
 
@@ -183,7 +191,7 @@ void run_qkv(Runtime& self, const LayerWeights& layer, const RopeTables& rope, C
   check_kv(view, shape.num_kv_heads, shape.head_dim, index);
   check_range(positions.data(), tokens, rope.max_position, "a position lies beyond the rotation tables");
   check_slots(slots.data(), tokens, view);
-  nb::gil_scoped_release release;
+  const Running running(self);
   qkv(self, layer, rope, hidden.data(), positions.data(), slots.data(), tokens, view, index, query.data());
 }
 
@@ -218,13 +226,14 @@ void run_attention(Runtime& self, const LayerWeights& layer, ConstFloats3 query,
               has_shape(output, positions.size(), shape.num_heads, shape.head_dim),
           "attention: shapes do not fit");
   const BatchView batch = checked_batch(shape, positions, query_start, block_tables, view, index);
-  nb::gil_scoped_release release;
+  const Running running(self);
   paged_attention(self, query.data(), output.data(), shape.num_heads, view, index, batch);
 }
 
 template <class KV>
 void run_all_layers(Runtime& self, nb::list layers, const RopeTables& rope, Floats2 hidden, ConstInts1 positions,
-                    ConstLongs1 slots, ConstInts1 query_start, ConstInts2 block_tables, const KV& kv) {
+                    ConstLongs1 slots, ConstInts1 query_start, ConstInts2 block_tables, ConstInts1 wanted,
+                    const KV& kv) {
   const KVCacheView view = kv_view(kv);
   const std::size_t size = positions.size();
   require(slots.size() == size && query_start.size() >= 1 && block_tables.shape(0) + 1 == query_start.size(),
@@ -232,6 +241,8 @@ void run_all_layers(Runtime& self, nb::list layers, const RopeTables& rope, Floa
   BatchView batch = batch_view(positions, query_start, block_tables);
   check_range(positions.data(), batch.num_tokens, rope.max_position, "a position lies beyond the rotation tables");
   check_slots(slots.data(), batch.num_tokens, view);
+  const TokenList rows{wanted.data(), checked_int(wanted.size())};
+  check_range(rows.tokens, rows.count, batch.num_tokens, "logits of a token that is not there");
   std::vector<const LayerWeights*> all;
   for (nb::handle item : layers) {
     const LayerWeights& layer = nb::cast<const LayerWeights&>(item);
@@ -245,8 +256,8 @@ void run_all_layers(Runtime& self, nb::list layers, const RopeTables& rope, Floa
     all.push_back(&layer);
   }
   check_batch(batch, view);
-  nb::gil_scoped_release release;
-  run_layers(self, all, rope, batch, slots.data(), view, hidden.data());
+  const Running running(self);
+  run_layers(self, all, rope, batch, slots.data(), rows, view, hidden.data());
 }
 
 template <class KV>
@@ -259,7 +270,7 @@ void run_attention_mass(Runtime& self, const LayerWeights& layer, ConstFloats3 q
               sums.shape(0) == block_tables.shape(0) && sums.shape(1) == block_tables.shape(1),
           "attention_mass: shapes do not fit");
   const BatchView batch = checked_batch(shape, positions, query_start, block_tables, view, index);
-  nb::gil_scoped_release release;
+  const Running running(self);
   attention_mass(self, query.data(), shape.num_heads, view, index, batch, observed, sums.data());
 }
 
@@ -269,25 +280,28 @@ void run_attention_output(Runtime& self, const LayerWeights& layer, ConstFloats3
   require(has_shape(context, context.shape(0), shape.num_heads, shape.head_dim) &&
               has_shape(hidden, context.shape(0), shape.hidden_size),
           "attention_output: shapes do not fit");
-  nb::gil_scoped_release release;
+  const Running running(self);
   attention_output(self, layer, context.data(), tokens, hidden.data());
 }
 
 void run_mlp(Runtime& self, const LayerWeights& layer, Floats2 hidden) {
   const int tokens = checked_int(hidden.shape(0));
   require(has_shape(hidden, hidden.shape(0), layer.shape.hidden_size), "mlp: shapes do not fit");
-  nb::gil_scoped_release release;
+  const Running running(self);
   mlp(self, layer, tokens, hidden.data());
 }
 
-void run_logits(Runtime& self, const HeadWeights& head, ConstFloats2 hidden, ConstInts1 indices, Floats2 out) {
+void run_logits(Runtime& self, const HeadWeights& head, ConstFloats2 hidden, ConstInts1 indices,
+                std::optional<Array<const bool, 1>> argmax_only, Floats2 out) {
   const MatrixView& weights = head.output->view();
   const int count = checked_int(indices.size());
-  require(has_shape(hidden, hidden.shape(0), weights.cols) && has_shape(out, indices.size(), weights.rows),
+  require(has_shape(hidden, hidden.shape(0), weights.cols) && has_shape(out, indices.size(), weights.rows) &&
+              (!argmax_only || argmax_only->size() == indices.size()),
           "logits: shapes do not fit");
   check_range(indices.data(), count, static_cast<std::int64_t>(hidden.shape(0)), "logits of a token that is not there");
-  nb::gil_scoped_release release;
-  logits(self, head, hidden.data(), indices.data(), count, out.data());
+  const bool* argmax = argmax_only ? argmax_only->data() : nullptr;
+  const Running running(self);
+  logits(self, head, hidden.data(), {indices.data(), count}, argmax, out.data());
 }
 
 // x @ weightsᵀ; for tests and measurements.
@@ -297,7 +311,7 @@ void run_linear(Runtime& self, const PackedMatrix& weights, ConstFloats2 x, Floa
     throw std::invalid_argument("shapes do not fit");
   }
   const int tokens = checked_int(x.shape(0));
-  nb::gil_scoped_release release;
+  const Running running(self);
   const Activations a = self.prepare(0, x.data(), tokens, view.cols, nullptr, 0.0f, view);
   linear(self, a, view, tokens, 64, [&](const Piece& p) {
     for (int t = 0; t < p.tokens; ++t) {
@@ -305,38 +319,6 @@ void run_linear(Runtime& self, const PackedMatrix& weights, ConstFloats2 x, Floa
       std::copy_n(p.tile + t * p.stride, p.rows, row + p.row);
     }
   });
-}
-
-void run_top_k(Runtime& self, ConstFloats2 logits, float scale, Array<std::int32_t, 2> ids, Floats2 values,
-               Array<float, 1> log_sums) {
-  const std::size_t rows = logits.shape(0), k = ids.shape(1);
-  if (k < 1 || k > logits.shape(1) || ids.shape(0) != rows || values.shape(0) != rows || values.shape(1) != k ||
-      log_sums.size() != rows || !(scale >= 0)) {
-    throw std::invalid_argument("top_k: shapes do not fit");
-  }
-  const int count = checked_int(rows), vocab = checked_int(logits.shape(1)), best = checked_int(k);
-  nb::gil_scoped_release release;
-  top_k(self, logits.data(), count, vocab, best, scale, ids.data(), values.data(), log_sums.data());
-}
-
-void run_draw(Runtime& self, ConstFloats2 logits, Array<const std::int32_t, 1> rows, Array<const float, 1> temperatures,
-              Array<const std::int32_t, 1> top_ks, Array<const float, 1> min_ps, Array<const double, 1> top_ps,
-              Array<const double, 1> uniforms, Array<std::int32_t, 1> ids) {
-  const std::size_t count = ids.size();
-  if (rows.size() != count || temperatures.size() != count || top_ks.size() != count || min_ps.size() != count ||
-      top_ps.size() != count || uniforms.size() != count || logits.shape(1) < 1) {
-    throw std::invalid_argument("draw: shapes do not fit");
-  }
-  std::vector<Draw> draws;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (rows(i) < 0 || static_cast<std::size_t>(rows(i)) >= logits.shape(0) || !(temperatures(i) > 0)) {
-      throw std::invalid_argument("draw: no such row, or a temperature that is not positive");
-    }
-    draws.push_back({temperatures(i), top_ks(i), min_ps(i), top_ps(i), uniforms(i)});
-  }
-  const int vocab = checked_int(logits.shape(1)), drawn = checked_int(count);
-  nb::gil_scoped_release release;
-  draw(self, logits.data(), vocab, rows.data(), draws.data(), drawn, ids.data());
 }
 
 void run_hash_blocks(nb::bytes tag, nb::bytes parent, Array<const std::uint32_t, 1> tokens, int block_size,
@@ -360,8 +342,10 @@ void bind_operations(nb::module_& m) {
   // Not converted: a kernel would write to the converted copy.
   const auto any = nb::arg();
   const auto same = nb::arg().noconvert();
-  nb::class_<Runtime>(m, "Runtime")
+  nb::class_<Runtime> runtime(m, "Runtime");
+  runtime
       .def("__init__", [](Runtime* self, int threads, const std::string& isa, bool exact) {
+        require(threads >= 0 && threads <= 1024, "threads must be between 0, for all CPUs, and 1024");
         new (self) Runtime(threads, isa.c_str(), exact ? Precision::kExact : Precision::kFast);
       }, nb::arg("threads") = 0, nb::arg("isa") = "", nb::arg("exact") = false)
       .def_prop_ro("isa", [](const Runtime& self) { return self.kernels().name; })
@@ -375,12 +359,11 @@ void bind_operations(nb::module_& m) {
       .def("attention_mass", &run_attention_mass<QuantisedKV>, any, same, same, same, same, any, any, any, same)
       .def("attention_output", &run_attention_output, any, same, same)
       .def("mlp", &run_mlp, any, same)
-      .def("layers", &run_all_layers<KVArray>, any, any, same, same, same, same, same, same)
-      .def("layers", &run_all_layers<QuantisedKV>, any, any, same, same, same, same, same, any)
-      .def("logits", &run_logits, any, same, same, same)
-      .def("linear", &run_linear, any, same, same)
-      .def("top_k", &run_top_k, same, any, same, same, same)
-      .def("draw", &run_draw, same, same, same, same, same, same, same, same);
+      .def("layers", &run_all_layers<KVArray>, any, any, same, same, same, same, same, same, same)
+      .def("layers", &run_all_layers<QuantisedKV>, any, any, same, same, same, same, same, same, any)
+      .def("logits", &run_logits, any, same, same, nb::arg().noconvert().none(), same)
+      .def("linear", &run_linear, any, same, same);
+  bind_sampling(runtime);
   m.def("usable_cpus", &usable_cpus);
   m.def("hash_blocks", &run_hash_blocks, any, any, same, any, same);
   m.def("crc32c", &run_crc32c, same);

@@ -11,6 +11,9 @@ constexpr int kSerialRows = 8;
 
 const KernelTable& require_kernels(const char* isa) {
   const KernelTable* table = find_kernels(isa);
+  if (table == nullptr && *isa == '\0') {
+    throw std::invalid_argument("this CPU lacks what they need (AVX2, FMA and F16C; on ARM dot products and fp16)");
+  }
   if (table == nullptr) throw std::invalid_argument(std::string("this CPU cannot run kernels for '") + isa + "'");
   return *table;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -21,6 +22,7 @@ class Buffer {
   T* get(std::size_t count) {
     const std::size_t bytes = (count * sizeof(T) + 4095) / 4096 * 4096;
     if (bytes > capacity_) {
+      capacity_ = 0;  // true as well where the next line fails
       memory_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(4096, bytes)));
       if (!memory_) throw std::bad_alloc();
       capacity_ = bytes;
@@ -36,7 +38,7 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
-// Whether activations are multiplied as they are or in int8 (weights), int16 (attention over many rows).
+// Whether activations are multiplied as they are or in int8 (weights), int8 or int16 (attention over many rows).
 enum class Precision { kExact, kFast };
 
 class Runtime {
@@ -50,8 +52,7 @@ class Runtime {
 
   // Whether activations are rounded to int8 before a product with `weights`.
   bool rounds(const MatrixView& weights) const {
-    return precision_ == Precision::kFast &&
-           (weights.format == WeightFormat::kInt4 || weights.format == WeightFormat::kInt8);
+    return precision_ == Precision::kFast && is_integer(weights.format);
   }
 
   // Scratch of one worker, at least `floats` long.
@@ -67,6 +68,9 @@ class Runtime {
   Activations prepare(int slot, const float* rows, int tokens, int cols, const float* norm, float epsilon,
                       const MatrixView& weights);
 
+  // Held by whoever runs an operation: there is one scratch and one pool.
+  std::mutex& turn() { return turn_; }
+
   Buffer& partials() { return partials_; }
   Buffer& queries() { return queries_; }
   Buffer& contexts() { return contexts_; }
@@ -80,6 +84,7 @@ class Runtime {
   Buffer partials_;
   Buffer queries_;
   Buffer contexts_;
+  std::mutex turn_;
 };
 
 // What is done with a finished piece of a product: rows [row, row + rows) of the matrix for tokens

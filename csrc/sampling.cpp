@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 namespace ostinato {
@@ -73,8 +74,10 @@ void keep_top_k(const float* row, int vocab, int k, Candidates& found) {
     select(row, vocab, k, found);
   } else {
     collect(row, vocab, -std::numeric_limits<float>::infinity(), found);
-    std::nth_element(found.begin(), found.begin() + k, found.end());
-    found.resize(static_cast<std::size_t>(k));
+    if (found.size() > static_cast<std::size_t>(k)) {
+      std::nth_element(found.begin(), found.begin() + k, found.end());
+      found.resize(static_cast<std::size_t>(k));
+    }
   }
   std::sort(found.begin(), found.end(), by_id);
 }
@@ -101,7 +104,7 @@ class Row {
       target -= sums[static_cast<std::size_t>(part++)];
     }
     std::int32_t chosen = -1;
-    for (; chosen < 0; --part) {  // rounding may lead into a part without any weight
+    for (; chosen < 0 && part >= 0; --part) {  // rounding may lead into a part without any weight
       const int end = std::min(vocab_, (part + 1) * kPart);
       for (std::int32_t i = part * kPart; i < end && (chosen < 0 || target >= 0); ++i) {
         const float w = weight(logits_[i]);
@@ -132,6 +135,7 @@ class Row {
     if (d.min_p > 0) std::erase_if(kept, [&](const Candidate& c) { return c.weight < d.min_p; });
     if (d.top_p < 1) {
       if (by_count || d.min_p > 0) total = weigh(kept, 0, kept.size());
+      if (kept.empty()) return -1;
       order = kept;
       const Candidate end = last_of_nucleus(order, d.top_p * total);
       std::erase_if(kept, [&](const Candidate& c) { return end < c; });
@@ -217,6 +221,14 @@ void top_k(Runtime& runtime, const float* logits, int rows, int vocab, int k, fl
   });
 }
 
+void find_largest(Runtime& runtime, const float* logits, int rows, int vocab, float limit, std::int32_t* ids,
+                  bool* within) {
+  runtime.pool().parallel_for(rows, [&](int row, int) {
+    const float* from = logits + static_cast<std::ptrdiff_t>(row) * vocab;
+    ids[row] = runtime.kernels().find_largest(from, vocab, limit, within + row);
+  });
+}
+
 void draw(Runtime& runtime, const float* logits, int vocab, const std::int32_t* rows, const Draw* draws, int count,
           std::int32_t* ids) {
   runtime.pool().parallel_for(count, [&](int n, int) {
@@ -231,6 +243,9 @@ void draw(Runtime& runtime, const float* logits, int vocab, const std::int32_t* 
       ids[n] = row.draw_filtered(d, sums, kept, order);
     }
   });
+  if (std::any_of(ids, ids + count, [](std::int32_t id) { return id < 0; })) {
+    throw std::invalid_argument("draw: a row of which no token can be drawn");
+  }
 }
 
 }  // namespace ostinato

@@ -13,6 +13,11 @@ namespace ostinato {
 void top_k(Runtime& runtime, const float* logits, int rows, int vocab, int k, float scale, std::int32_t* ids,
            float* values, float* log_sums);
 
+// For each row its first largest logit, and whether all of them lie within +-limit; if not, its id means nothing. ids
+// and within: (rows).
+void find_largest(Runtime& runtime, const float* logits, int rows, int vocab, float limit, std::int32_t* ids,
+                  bool* within);
+
 // How one token is drawn from one row.
 struct Draw {
   float temperature;   // above 0
@@ -23,7 +28,8 @@ struct Draw {
 };
 
 // One token for each of `count` rows of `logits`, which are `vocab` wide: draws[n] says how from row rows[n]. At least
-// one logit of a row must be finite, and none NaN or +infinity. ids: (count).
+// one logit of a row must be finite, and none NaN or +infinity; throws std::invalid_argument where nothing can be drawn.
+// ids: (count).
 void draw(Runtime& runtime, const float* logits, int vocab, const std::int32_t* rows, const Draw* draws, int count,
           std::int32_t* ids);
 

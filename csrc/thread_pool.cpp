@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -71,10 +72,17 @@ int usable_cpus() {
 }
 
 ThreadPool::ThreadPool(int threads) : parts_(static_cast<std::size_t>(threads > 0 ? threads : usable_cpus())) {
-  for (int worker = 1; worker < size(); ++worker) threads_.emplace_back([this, worker] { work(worker); });
+  try {
+    for (int worker = 1; worker < size(); ++worker) threads_.emplace_back([this, worker] { work(worker); });
+  } catch (...) {  // no destructor runs then, and a thread that nobody joins ends the process
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_.store(true);
   epoch_.fetch_add(1);
   epoch_.notify_all();
@@ -106,6 +114,7 @@ void ThreadPool::run(int count, Call call, void* context) {
       std::this_thread::yield();
     }
   }
+  if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void ThreadPool::drain(int worker) {
@@ -115,7 +124,12 @@ void ThreadPool::drain(int worker) {
     while (part.next.load(std::memory_order_relaxed) < part.end) {
       const int index = part.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= part.end) break;
-      call_(context_, index, worker);
+      try {
+        call_(context_, index, worker);
+      } catch (...) {  // of bodies, only allocations fail; the others must not be left with a loop whose caller is gone
+        const std::lock_guard lock(failure_mutex_);
+        failure_ = std::current_exception();
+      }
     }
   }
 }

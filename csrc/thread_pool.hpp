@@ -3,7 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -19,14 +20,16 @@ int usable_cpus();
 // thread may call at a time.
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // 0: usable_cpus()
+  // 0: usable_cpus(). Throws std::system_error if the system does not give so many threads.
+  explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return static_cast<int>(parts_.size()); }
 
-  // body(index, worker) once for every index in [0, count); returns when all are done.
+  // body(index, worker) once for every index in [0, count); returns when all are done. What a body throws is thrown here
+  // then; if several do, one of them.
   template <class Body>
   void parallel_for(int count, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -44,6 +47,7 @@ class ThreadPool {
   void run(int count, Call call, void* context);
   void drain(int worker);
   void work(int worker);
+  void stop();
   std::uint32_t await_change(std::uint32_t seen) const;
 
   std::vector<Part> parts_;
@@ -55,6 +59,8 @@ class ThreadPool {
   alignas(64) std::atomic<int> active_{0};
   alignas(64) std::atomic<bool> open_{false};
   std::atomic<bool> stopping_{false};
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;  // of the loop under way
   std::vector<std::thread> threads_;
 };
 

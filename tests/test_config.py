@@ -147,3 +147,23 @@ def test_a_flag_for_the_pool_s_size_wins_over_the_other_kind_of_size(
     inherit("kv_memory_bytes", 2**20)
     cache = load_config({"cache": {"num_blocks": 9}}, file).cache
     assert (cache.kv_memory_bytes, cache.num_blocks) == (None, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("forever", None), ("90d", 7_776_000.0), (" 36h ", 129_600.0)]
+)
+def test_how_long_the_ledger_keeps_records_has_a_unit(
+    monkeypatch: pytest.MonkeyPatch, text: str, seconds: float | None
+) -> None:
+    monkeypatch.setenv("OSTINATO_LEDGER__KEEP", text)
+    assert load_config().ledger.keep == seconds
+
+
+@pytest.mark.parametrize("text", ["90", "0d", "-1d", "5m", "always", ""])
+def test_an_age_that_could_be_misread_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Days that were taken for seconds would delete a ledger."""
+    monkeypatch.setenv("OSTINATO_LEDGER__KEEP", text)
+    with pytest.raises(ConfigError, match="such as 90d or 36h"):
+        load_config()

@@ -24,6 +24,7 @@ from benchmarks.peers.runner import Plan, Results, measure, start_all
 from benchmarks.peers.table import Row, comparison_table, make_row, note, row_json
 from benchmarks.report import RESULTS, machine, save
 from ostinato.config import load_config
+from ostinato.errors import ModelNotFoundError
 from ostinato.models.loader import read_config
 from ostinato.models.registry import resolve_model
 from ostinato.models.tokenizer_gguf import tokenizer_from_gguf
@@ -66,7 +67,10 @@ def main() -> None:
             state = "installed" if (peers_dir / name / "bin" / "python").exists() else "–"
             print(f"{name:14} {state:10} {recipe.size}")
         return
-    file = resolve_model(config.model, config.data_dir)
+    try:
+        file = resolve_model(config.model, config.data_dir)
+    except ModelNotFoundError as error:
+        raise SystemExit(f"python -m benchmarks.peers: {error}") from None
     if arguments.command[:1] == ["install"]:
         for name in arguments.command[1:]:
             install(name, peers_dir, file)
@@ -111,6 +115,12 @@ def _arguments() -> argparse.Namespace:
     command = arguments.command
     if command and command[0] not in ("list", "install"):
         parser.error(f"no command {command[0]!r}: list, or install NAME …")
+    if command == ["install"]:
+        parser.error(f"install which? There are {', '.join(RECIPES)}")
+    if arguments.repeats is not None and arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    if wrong := [setting for setting in arguments.setting if "=" not in setting]:
+        parser.error(f"--setting {wrong[0]}: NAME=VALUE is wanted, e.g. OSTINATO_THREADS=1")
     if unknown := set(command[1:]) - set(RECIPES):
         parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(RECIPES)}")
     if arguments.only:

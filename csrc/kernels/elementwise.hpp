@@ -137,6 +137,56 @@ inline void finish_head(float* tile, std::ptrdiff_t stride, int head_dim, const 
   }
 }
 
+inline void largest_within(const float* tile, std::ptrdiff_t stride, int tokens, int rows, const float* bounds,
+                           const float* lengths, float* lower, float* upper) {
+  for (int t = 0; t < tokens; ++t, tile += stride) {
+    const vf length = vset1(lengths[t]), none = vset1(-__builtin_inff());
+    vf least = none, most = none;
+    for (int r = 0; r < rows; r += kWidth) {
+      const int count = minimum(kWidth, rows - r);
+      const vf x = count == kWidth ? vload(tile + r) : vload_first(tile + r, count);
+      const vf bound = vmul(count == kWidth ? vload(bounds + r) : vload_first(bounds + r, count), length);
+      least = vmax(least, vkeep_first(vsub(x, bound), count, none));
+      most = vmax(most, vkeep_first(vadd(x, bound), count, none));
+    }
+    lower[t] = vmaximum(least);
+    upper[t] = vmaximum(most);
+  }
+}
+
+inline int find_largest(const float* x, int count, float limit, bool* within) {
+  constexpr int kChunk = 1024;
+  float largest = -__builtin_inff(), smallest = __builtin_inff();
+  vf nothing = vzero();  // stays 0 unless an element is infinite or NaN
+  int chunk = 0;
+  for (int begin = 0; begin < count; begin += kChunk) {
+    const int end = minimum(count, begin + kChunk);
+    vf most = vset1(-__builtin_inff()), least = vset1(__builtin_inff());
+    int k = begin;
+    for (; k + kWidth <= end; k += kWidth) {
+      const vf here = vload(x + k);
+      most = vmax(most, here);
+      least = vmin(least, here);
+      nothing = vfma(here, vzero(), nothing);
+    }
+    float here = vmaximum(most);
+    smallest = minimum(smallest, -vmaximum(vsub(vzero(), least)));
+    for (; k < end; ++k) {
+      here = maximum(here, x[k]);
+      smallest = minimum(smallest, x[k]);
+      nothing = vfma(vset1(x[k]), vzero(), nothing);
+    }
+    if (here > largest) {
+      largest = here;
+      chunk = begin;
+    }
+  }
+  *within = vsum(nothing) == 0.0f && largest <= limit && smallest >= -limit;
+  if (!*within) return 0;
+  while (x[chunk] != largest) ++chunk;
+  return chunk;
+}
+
 // sum of e^((x - shift) * scale); every (x - shift) * scale must be at most 0.
 inline float sum_exponentials(const float* x, int count, float shift, float scale) {
   vf total = vzero();
@@ -150,8 +200,13 @@ inline float sum_exponentials(const float* x, int count, float shift, float scal
   return vsum(total);
 }
 
-inline void store_half(const float* from, std::uint16_t* to, int count) {
-  for (int k = 0; k < count; k += kWidth) vstore_f16(to + k, vload(from + k));
+inline bool store_half(const float* from, std::uint16_t* to, int count) {
+  vf nothing = vzero();  // stays 0 unless an element is infinite or NaN
+  for (int k = 0; k < count; k += kWidth) {
+    vstore_f16(to + k, vload(from + k));
+    nothing = vfma(vload_f16(to + k), vzero(), nothing);
+  }
+  return vsum(nothing) == 0.0f;
 }
 
 }  // namespace ostinato::OSTINATO_ISA

@@ -129,6 +129,8 @@ inline void gemm(const MatrixView& m, const Activations& x, int token, int token
     } else {
       gemm_int<WeightFormat::kInt4, false>(m, x, token, tokens, panel, panels, out, stride);
     }
+  } else if (m.has_minimum) {
+    gemm_int<WeightFormat::kInt8, true>(m, x, token, tokens, panel, panels, out, stride);
   } else {
     gemm_int<WeightFormat::kInt8, false>(m, x, token, tokens, panel, panels, out, stride);
   }

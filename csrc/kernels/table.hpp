@@ -20,6 +20,8 @@ const KernelTable kTable = {
     silu_mul,
     add_rows,
     finish_head,
+    largest_within,
+    find_largest,
     sum_exponentials,
     store_half,
     attend,

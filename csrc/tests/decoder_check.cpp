@@ -193,7 +193,8 @@ void check_decoder(Runtime& runtime) {
   const int vocab = pick({30, 100});
   const Weights embedding(layer.format, false, vocab, hidden_size);
   const auto shared = std::make_shared<PackedMatrix>(embedding.packed);
-  const HeadWeights head{kEpsilon, random_values(static_cast<std::size_t>(hidden_size)), shared, shared};
+  HeadWeights head{kEpsilon, random_values(static_cast<std::size_t>(hidden_size)), shared, shared, {}};
+  if (is_integer(shared->view().format)) head.output_bounds = shared->row_bounds();
   check_head(head);
   std::vector<std::int32_t> ids, indices;
   std::vector<double> rows;
@@ -213,9 +214,21 @@ void check_decoder(Runtime& runtime) {
   }
   const int count = static_cast<int>(indices.size());
   std::vector<float> out(index(count, vocab), std::numeric_limits<float>::quiet_NaN());
-  logits(runtime, head, layer.hidden.data(), indices.data(), count, out.data());
+  logits(runtime, head, layer.hidden.data(), {indices.data(), count}, nullptr, out.data());
   wanted = embedding.times(normed_rows(chosen, head.final_norm), count);
   expect_close("logits", runtime, largest_difference(out, wanted), 2e-4);
+  constexpr int kMany = 9;  // fewer are computed whole
+  bool argmax_only[kMany];
+  std::fill_n(argmax_only, kMany, true);
+  for (int i = count; i < kMany; ++i) indices.push_back(indices[static_cast<std::size_t>(i - count)]);
+  std::vector<float> largest(index(kMany, vocab), std::numeric_limits<float>::quiet_NaN());
+  logits(runtime, head, layer.hidden.data(), {indices.data(), kMany}, argmax_only, largest.data());
+  for (int i = 0; i < kMany; ++i) {
+    const auto whole = out.begin() + i % count * vocab, row = largest.begin() + i * vocab;
+    const auto best = std::max_element(whole, whole + vocab) - whole, found = std::max_element(row, row + vocab) - row;
+    const float apart = std::fabs(whole[best] - row[found]);
+    expect_close("largest logit", runtime, best == found ? apart : 1.0f, 0);
+  }
 }
 
 }  // namespace ostinato::check

@@ -89,6 +89,7 @@ void check_linear(Runtime& runtime) {
   const struct { WeightFormat format; bool minimum; } forms[] = {{WeightFormat::kFloat32, false},
                                                                  {WeightFormat::kFloat16, false},
                                                                  {WeightFormat::kInt8, false},
+                                                                 {WeightFormat::kInt8, true},
                                                                  {WeightFormat::kInt4, false},
                                                                  {WeightFormat::kInt4, true}};
   for (const auto& form : forms) {

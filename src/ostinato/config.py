@@ -64,7 +64,7 @@ class OstinatoConfig(BaseSettings):
     """Longest prompt + output in tokens; default: the model's own context."""
     backend: Literal["auto", "cpu", "reference"] = "auto"
     """Which kernels to run. auto takes the native ones where they work, else NumPy (reference)."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of the native kernels. 0 takes the CPUs that the process may really use."""
     weight_dtype: Literal["auto", "fp32", "fp16", "int8", "int4"] = "auto"
     """What the native kernels pack weights to. auto keeps the file's precision (K-quants become int8)."""
@@ -72,6 +72,8 @@ class OstinatoConfig(BaseSettings):
     """int8 rounds activations before products with integer weights: faster. fp32 is exact."""
     tool_call_parser: Literal["auto", "hermes", "llama", "mistral", "none"] = "auto"
     """How the model writes tool calls. auto reads it off the chat template; none leaves calls in the text."""
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    """How the model marks what it thinks. auto reads it off the chat template; none leaves it in the text."""
     data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("ostinato")))
     """Everything that is written lives below this folder (environment: OSTINATO_DATA_DIR)."""
     api_keys: SecretStr | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -201,11 +202,26 @@ class ProductConfig(Section):
     gemini-2048, deepseek and others do as those vendors do."""
 
 
+def _age_or_forever(value: object) -> object:
+    """An age with a unit, or ``forever``. A bare number is refused: days taken for seconds would delete all."""
+    if value is None or str(value).strip().lower() == "forever":
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([hd])\s*", str(value))
+    if match is None or not float(match[1]):
+        raise ValueError("give forever, or an age in days or hours, such as 90d or 36h")
+    return float(match[1]) * {"h": 3600.0, "d": 86_400.0}[match[2]]
+
+
+KeepSeconds = Annotated[float | None, BeforeValidator(_age_or_forever)]
+
+
 class LedgerConfig(Section):
     """Where a record of each request is kept."""
 
     url: str | None = Field(default=None, repr=False)
     """``off``, ``sqlite:///FILE`` or ``postgresql://…``. Default: ledger.sqlite3 in the data folder."""
+    keep: KeepSeconds = None
+    """``forever``, or an age such as ``90d`` or ``36h`` from which on a record is deleted; kept in seconds."""
 
 
 class ResponsesConfig(Section):

@@ -13,6 +13,7 @@
     ├── EngineStoppedError        the engine is shutting down or has died
     ├── EngineOverloadedError     too many requests wait already: becomes a 503
     ├── RequestFailedError        computing this one request failed; others go on: becomes a 500
+    │   └── GrammarFailedError    since nothing can follow the grammar it brought: becomes a 400
     ├── LedgerError               the ledger's database cannot be reached, read or written
     ├── GrammarError              an answer can no longer follow the grammar that it must match
     ├── NonFiniteLogitsError      the model produced NaN or infinite logits for some rows of a batch
@@ -30,6 +31,10 @@ class OstinatoError(Exception):
 
 class ConfigError(OstinatoError):
     """A setting is wrong, or two settings cannot work together."""
+
+
+class UnsupportedKernelsError(ConfigError):
+    """The kernels that were chosen cannot run here, or not this model; others can."""
 
 
 class ModelError(OstinatoError):
@@ -95,6 +100,10 @@ class RequestFailedError(OstinatoError):
     """A fault of ours while this request was computed. The engine goes on with the others."""
 
 
+class GrammarFailedError(RequestFailedError):
+    """The request's own grammar compiles, but cannot be followed to the end; see `GrammarError`."""
+
+
 class LedgerError(OstinatoError):
     """The ledger's database cannot be reached, read or written. A request never sees it."""
 
@@ -116,6 +125,19 @@ class NonFiniteLogitsError(OstinatoError):
     def __init__(self, rows: tuple[int, ...]) -> None:
         super().__init__(f"the model produced NaN or infinite logits in batch rows {list(rows)}")
         self.rows = rows
+
+
+class NonFiniteKVError(OstinatoError):
+    """K or V of a token is NaN, or too large for the K/V memory's type (65,504 in fp16).
+
+    Whatever attended to it would be wrong, and need not look so. fp32 K/V may hold it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "K or V of a token is NaN, or too large for the K/V memory's type: the weights are damaged, "
+            "or the model needs --kv-dtype fp32"
+        )
 
 
 class CacheIntegrityError(OstinatoError):

@@ -15,6 +15,8 @@ from ostinato.errors import (
     ContextLengthError,
     EngineOverloadedError,
     EngineStoppedError,
+    GrammarError,
+    GrammarFailedError,
     RequestFailedError,
 )
 from tests.api.fake import MODEL, FakeBackend
@@ -306,6 +308,28 @@ def test_a_bug_is_a_500_without_details_and_a_log_entry_with_them(
     assert request_id in error["message"]
     assert request_id in caplog.text
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_grammar_that_nothing_can_follow_is_the_clients(
+    client: TestClient,
+    backend: FakeBackend,
+    fields: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend.failure, backend.fail_after = GrammarFailedError("request 'r' failed"), 0
+    backend.failure.__cause__ = GrammarError("the grammar cannot be followed: too many items")
+    error = refused(chat(client, **fields), 400)
+    assert error["code"] == "grammar_failed"
+    assert "too many items; send a simpler schema" in error["message"]
+    assert not caplog.records
+
+
+def test_an_error_repeats_only_the_beginning_of_what_it_refuses(client: TestClient) -> None:
+    error = refused(chat(client, **{"structured_outputs": {"x" * 50_000: 1}}), 400)
+    assert len(error["message"]) == 1001
+    assert len(error["param"]) == 201
+    assert len(refused(client.get("/v1/" + "x" * 5000), 404)["message"]) < 300
 
 
 def test_an_error_in_mid_stream_is_a_frame_and_the_stream_ends_without_done(

@@ -9,26 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.api.http import CHAT, refused
+from tests.hostile_json import HUGE, VALUES
 
 TEXT = "/v1/completions"
-HUGE = "9" * 5000
-NESTED = "[" * 900 + "]" * 900
-
-VALUES = (
-    *(HUGE, f"-{HUGE}", "9" * 200, str(2**63), str(2**31), "1e999", "-1e999", "NaN", "Infinity"),
-    *("1.5", "0", "-1", "null", "true", '"x"', "{}", "[]", '"\\u0000"', '"\\ud800"', '["\\ud800"]'),
-    *(
-        f"[{HUGE}]",
-        "[1e999]",
-        NESTED,
-        "[" * 100_000 + "]" * 100_000,
-        '{"a":' * 900 + "1" + "}" * 900,
-    ),
-    *(f'{{"{HUGE}": 1}}', '{"1": 1e999}', f'{{"1": {HUGE}}}', '{"\\ud800": "\\ud800"}', '{"٣": 1}'),
-    *('{"self": 1}', f'[{{"a": {NESTED}}}]'),
-)
-"""JSON as a client spells it, which no JSON writer would."""
-
 SHARED = (
     *("model", "n", "seed", "max_tokens", "temperature", "top_p", "top_k", "min_p", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "stop"),

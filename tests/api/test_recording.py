@@ -9,18 +9,25 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from ostinato.api.app import create_app
+from ostinato.api.billing import Billing
 from ostinato.api.recorded_routes import dialect_of
-from ostinato.cache.types import Tier
+from ostinato.api.recording import Recording
+from ostinato.cache.report import CacheReport
+from ostinato.cache.types import TenantId, Tier
 from ostinato.clock import ManualClock
-from ostinato.engine.outputs import FinishReason
+from ostinato.engine.outputs import FinishReason, RequestEnd
 from ostinato.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError
 from ostinato.ledger.record import LedgerRecord
 from ostinato.ledger.writer import LedgerWriter
+from ostinato.product.entries import CacheScope
+from ostinato.product.prompt_cache import PromptCache
+from ostinato.product.rules import house_rules
 from tests.api.fake import CACHED_TOKENS, MODEL, PROMPT_TOKENS, WORDS, FakeBackend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -40,6 +47,9 @@ class ListStore:
     def write(self, records: Sequence[LedgerRecord]) -> int:
         self.records += records
         return len(records)
+
+    def prune_before(self, moment: float, at_most: int) -> int:
+        return 0
 
     def close(self) -> None:
         pass
@@ -227,6 +237,26 @@ def test_a_client_that_goes_leaves_one_record_of_what_was_generated_until_then(
     reached = num_prompts if hang_after else 0
     assert record.tokens.input == reached * PROMPT_TOKENS
     assert record.tokens.output == reached * hang_after
+
+
+def test_who_leaves_before_the_first_token_is_billed_under_the_house_rules_too() -> None:
+    """No entry was looked up, so nothing is read, however much the engine reused."""
+    clock = ManualClock()
+    store = ListStore()
+    writer = LedgerWriter(lambda: store, gather_seconds=0.0)
+    recording = Recording(writer, clock, "anthropic", "anthropic-512", "us", "r", 0.0, 0.0)
+    cache = PromptCache(clock, b"s" * 32, house_rules("anthropic-512"))
+    planned = cache.plan(CacheScope(TenantId("us"), MODEL), np.arange(1000, dtype=np.int32))
+    meter = recording.meter()
+    Billing(cache, [planned], [meter])
+    meter.begin()
+    recording.close(499)
+    meter.end(RequestEnd(CacheReport(1000, {Tier.DEVICE: 900}), 1, FinishReason.ABORT))
+    writer.start()
+    writer.close()
+    [record] = store.records
+    assert record.tokens is not None
+    assert (record.tokens.cached, record.tokens.read) == (900, 0)
 
 
 async def leave_while_it_hangs(

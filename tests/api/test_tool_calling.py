@@ -161,7 +161,22 @@ def test_an_answer_is_free_until_it_calls_unless_a_call_is_required(
     assert isinstance(required, Grammar)
     assert '"add' in required.text.replace('\\"', '"')
     assert "stop" in required.text
-    assert grammar(client, backend, tool_choice="none") is None
+
+
+def test_without_calls_the_mark_is_forbidden_and_the_tools_stay_in_the_prompt(
+    client: TestClient, backend: ToolBackend
+) -> None:
+    spec = grammar(client, backend, tool_choice="none")
+    assert isinstance(spec, Grammar)
+    assert spec.text.startswith("start: TEXT")
+    assert "<tool_call>" in spec.text
+    source: Any = backend.requests[-1].prompt.source
+    assert source.template_tools() == [ADD, STOP]
+    [choice] = ask(client, tool_choice="none").json()["choices"]
+    assert "tool_calls" not in choice["message"]
+    form = grammar(client, backend, tool_choice="none", response_format={"type": "json_object"})
+    assert isinstance(form, Grammar)
+    assert form.param == "response_format"
 
 
 def test_without_parallel_calls_one_is_the_most(client: TestClient, backend: ToolBackend) -> None:

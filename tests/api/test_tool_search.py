@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.api.answer_reader import AnswerReader, FinishedCall
 from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolDefinition
-from ostinato.api.tool_calling import FinishedCall, ToolChoice, plan_tools
+from ostinato.api.tool_calling import ToolChoice, plan_tools
 from ostinato.api.tool_search import (
     MAX_RESULTS,
     MAX_ROUNDS,
@@ -28,7 +29,7 @@ from ostinato.api.tool_search import (
     SearchKind,
     SearchResult,
     ToolCatalog,
-    append_search,
+    append_searches,
     run_rounds,
     search_schema,
 )
@@ -181,12 +182,12 @@ def test_a_search_appends_and_every_token_in_front_of_it_stays() -> None:
     call = FinishedCall("call_x", SEARCH, '{"query": "weather"}')
     result = CATALOG.search(SearchKind.BM25, call.arguments)
     for text in ("", "Let me look."):
-        after = encode(append_search(PROMPT, text, call, result))
+        after = encode(append_searches(PROMPT, None, text, [(call, result)]))
         assert len(after) > len(before)
         np.testing.assert_array_equal(after[: len(before)], before)
-    other = encode(append_search(PROMPT, "", replace(call, call_id="call_y"), result))
+    other = encode(append_searches(PROMPT, None, "", [(replace(call, call_id="call_y"), result)]))
     np.testing.assert_array_equal(
-        encode(append_search(PROMPT, "", call, result)), other
+        encode(append_searches(PROMPT, None, "", [(call, result)])), other
     )  # ids never reach the prompt
 
 
@@ -214,7 +215,7 @@ class Rounds:
         use = plan_tools(prompt.tools, ToolChoice(), ToolCallStyle.HERMES, loaded=found)
         assert use is not None
         text = self.answers[min(number, len(self.answers) - 1)]
-        return Round(self._deltas(text), use.reader(f"response-{number}", 0))
+        return Round(self._deltas(text), AnswerReader(f"response-{number}", None, use.parser()))
 
     async def _deltas(self, text: str) -> AsyncGenerator[OutputDelta, None]:
         try:
@@ -250,7 +251,8 @@ def test_the_server_runs_a_search_and_goes_on_behind_it() -> None:
     assert [found for _, _, found in rounds.opened] == [(), ("get_weather",)]
     first, second = (prompt for _, prompt, _ in rounds.opened)
     assert first == PROMPT
-    assert second == append_search(PROMPT, "I look.", searched.call, searched.result)
+    pair = (searched.call, searched.result)
+    assert second == append_searches(PROMPT, None, "I look.", [pair])
     last = steps[-1]
     assert isinstance(last, Progress)
     assert [call.name for call in last.reader.calls] == ["get_weather"]

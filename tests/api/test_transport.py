@@ -47,6 +47,12 @@ def test_an_unknown_route_and_a_wrong_method_have_the_same_shape(client: TestCli
     assert response.headers["allow"] == "POST"
 
 
+def test_a_line_break_in_a_path_changes_no_dialect(client: TestClient) -> None:
+    response = client.get("/v1beta/cachedContents/%0Ax")
+    assert response.status_code == 403
+    assert response.json()["error"]["status"] == "PERMISSION_DENIED"
+
+
 def test_a_body_above_the_bound_is_refused_by_its_declared_length(client: TestClient) -> None:
     error = refused(post_raw(client, b"x" * (MAX_BODY_BYTES + 1)), 413)
     assert error["code"] == "request_too_large"

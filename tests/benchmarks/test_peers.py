@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
+from benchmarks.peers.__main__ import main as peers_main
 from benchmarks.peers.chart import relative, svg_chart
 from benchmarks.peers.contract import Completion, Engine, EngineError
 from benchmarks.peers.counts import ModelCounts, Work, share_of_limit, work_of
@@ -344,3 +346,24 @@ def test_torch_is_left_out_of_a_wheels_requirements(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("peer-1.dist-info/METADATA", metadata)
     assert requirements_without_torch(wheel) == ["numpy>=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["install"], "install which"),
+        (["--repeats", "0"], "at least 1"),
+        (["--setting", "OSTINATO_THREADS"], "NAME=VALUE"),
+        (["--model", "no-such-model"], "there is no model 'no-such-model'"),
+    ],
+)
+def test_a_command_that_cannot_work_is_refused_in_a_sentence(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.peers", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        peers_main()
+    assert said in str(stopped.value) + capsys.readouterr().err

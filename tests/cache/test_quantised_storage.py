@@ -184,6 +184,17 @@ def test_bytes_from_elsewhere_wait_until_the_block_they_replace_is_sealed() -> N
     kv.check_integrity()
 
 
+@pytest.mark.parametrize("end", [BLOCK_SIZE - 1, BLOCK_SIZE])
+def test_a_wiped_block_leaves_nothing_open_or_sealed(end: int) -> None:
+    kv = make(KVDtype.INT8)
+    write(kv, slots(1, 0, end), exact_tokens(KVDtype.INT8, end, np.random.default_rng(1)))
+    assert (kv.sealed if end == BLOCK_SIZE else kv.open).any()
+    kv.wipe_block(BlockId(1))
+    kv.check_integrity()
+    assert not kv.sealed[1].any()
+    assert not kv.open.any()
+
+
 def test_memory_is_that_of_sealed_and_open_blocks() -> None:
     kv = make(KVDtype.INT8)
     assert kv.nbytes == 6 * kv.spec.bytes_per_block + 3 * kv.spec.bytes_per_open_block

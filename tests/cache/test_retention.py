@@ -14,7 +14,7 @@ from ostinato.cache.index import BlockHashIndex, PrefixIndex, RadixIndex
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.retention import ExpiryQueue, Retention, TenantBudgets, parse_ttl
-from ostinato.cache.storage import NullKVStorage
+from ostinato.cache.storage import HostKVStorage, KVStorage, NullKVStorage
 from ostinato.cache.types import NamespaceKey, TenantId
 from ostinato.clock import ManualClock
 
@@ -28,10 +28,11 @@ def _manager(
     clock: ManualClock,
     index: type[PrefixIndex] = RadixIndex,
     budgets: TenantBudgets | None = None,
+    storage: KVStorage | None = None,
 ) -> KVCacheManager:
     return KVCacheManager(
         SPEC,
-        NullKVStorage(SPEC, num_blocks),
+        NullKVStorage(SPEC, num_blocks) if storage is None else storage,
         index(4),  # type: ignore[call-arg]
         Retaining(LRU(), clock, budgets),
         clock=clock,
@@ -119,6 +120,55 @@ def test_what_a_request_still_holds_at_its_hard_deadline_is_erased_when_it_is_gi
     manager.release(table, prompt, 17)
     assert manager.expire() == 5
     manager.check_integrity([])
+
+
+def _filled(num_blocks: int) -> HostKVStorage:
+    """Memory in which every block holds something."""
+    storage = HostKVStorage(SPEC, num_blocks)
+    storage.array[:] = 1
+    return storage
+
+
+def _wiped(storage: HostKVStorage) -> int:
+    return sum(not storage.array[at].any() for at in range(storage.num_blocks))
+
+
+def test_the_bytes_of_a_hard_promise_are_overwritten_when_it_is_over_and_of_what_followed() -> None:
+    clock, storage = ManualClock(), _filled(12)
+    manager = _manager(12, clock, storage=storage)
+    _serve(manager, _text(1), ttl=300, expire="hard")
+    _serve(manager, _text(1) + _text(2))
+    _serve(manager, _text(3), ttl=300)
+    clock.advance(600)
+    assert _wiped(storage) == 0
+    manager.expire()
+    assert _wiped(storage) == 8
+    assert _serve(manager, _text(3)) == 15  # a soft one is ordinary, and whole
+
+
+def test_a_block_that_is_held_at_its_hard_deadline_is_overwritten_when_it_is_given_back() -> None:
+    clock, storage = ManualClock(), _filled(8)
+    manager = _manager(8, clock, storage=storage)
+    _serve(manager, _text(1), ttl=300, expire="hard")
+    prompt = np.array([*_text(1), 5], dtype=np.int32)
+    table = manager.allocate(manager.lookup(SPACE, prompt), 17)
+    assert table is not None
+    clock.advance(300)
+    manager.expire()
+    assert _wiped(storage) == 0
+    manager.release(table, prompt, 17)
+    manager.expire()
+    assert _wiped(storage) == 5
+
+
+def test_a_hard_promise_that_gives_way_leaves_no_bytes_in_a_block_that_others_fill_only_partly() -> (
+    None
+):
+    clock, storage = ManualClock(), _filled(4)
+    manager = _manager(4, clock, storage=storage)
+    _serve(manager, _text(1), ttl=300, expire="hard")
+    _serve(manager, [7, 8])
+    assert _wiped(storage) == 1
 
 
 @settings(max_examples=40)

@@ -75,6 +75,16 @@ def test_verify_finds_damage_and_repair_mends_it(maker: TierMaker) -> None:
     assert "1 blocks sound" in out
 
 
+def test_verify_does_not_pass_over_a_folder_whose_manifest_is_damaged(maker: TierMaker) -> None:
+    (maker.folder / maker.format.name / "manifest.json").write_text("{")
+    status, out, err = run(maker, "verify")
+    assert status == 1
+    assert "Nothing is kept" not in out
+    assert f"{maker.format.name} cannot be checked" in err
+    assert run(maker, "prune")[0] == 0
+    assert run(maker, "verify")[0] == 0
+
+
 def test_prune_shrinks_to_a_size(maker: TierMaker) -> None:
     status, out, _ = run(maker, "prune", "--to", "1KiB", "--json")
     assert status == 0
@@ -98,3 +108,17 @@ def test_a_folder_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> 
     result = CliRunner().invoke(app, ["cache", "ls", "--dir", str(tmp_path / "no")])
     assert result.exit_code == 2
     assert "there is no K/V cache in" in result.stderr
+
+
+def test_ls_names_a_folder_that_cannot_be_read_and_lists_the_others(maker: TierMaker) -> None:
+    broken = TierMaker("disk", maker.folder)
+    broken.make().close()
+    index = maker.folder / broken.format.name / "index"
+    index.unlink()
+    index.mkdir()
+    status, out, err = run(maker, "ls")
+    assert status == 0
+    assert maker.format.name in out
+    assert "Cannot be read" in err
+    assert broken.format.name in err
+    assert run(maker, "verify")[0] == 1

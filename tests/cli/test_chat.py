@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -11,11 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ostinato.cli import chat as chat_module
 from ostinato.cli.chat import describe
-from ostinato.cli.chat_client import ChatOptions, ServerRefusedError, TurnStats
+from ostinato.cli.chat_client import AnswerStream, ChatOptions, ServerRefusedError, TurnStats
+from ostinato.clock import ManualClock
 from tests.cli.conftest import ServeProcess
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -101,6 +104,18 @@ def test_input_that_is_not_utf8_is_an_error_that_says_so(start_server: Start) ->
     assert done.returncode == 2
     assert b"the input is not UTF-8 text (byte 0xe9)" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_thoughts_are_shown_and_are_no_part_of_the_answer() -> None:
+    deltas = [{"reasoning_content": "Two"}, {"reasoning_content": " up."}, {"content": "3"}]
+    lines = [f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas]
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text="".join(lines)))
+    http = httpx.Client(transport=transport, base_url="http://test")
+    with AnswerStream(http, {}, ManualClock()) as answer:
+        assert list(answer) == ["Two", " up.", "\n\n", "3"]
+    assert answer.text == "3"
+    assert answer.stats().first_token_seconds == 0
+    http.close()
 
 
 class FakeAnswer:

@@ -90,6 +90,12 @@ def test_without_the_extra_the_picture_is_svg_and_the_message_says_how_to_get_pn
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
 
 
+def test_a_picture_needs_a_name(trace: Path) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(trace), "--plot", "."])
+    assert result.exit_code == 2
+    assert "name a file in it" in result.output
+
+
 def test_an_unknown_policy_is_refused_with_the_names_there_are(trace: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(trace), "--policy", "fifo"])
     assert result.exit_code == 2

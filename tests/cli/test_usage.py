@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from ostinato.cli.main import app
 from ostinato.ledger.location import ledger_url
-from ostinato.ledger.record import LedgerRecord
+from ostinato.ledger.record import LedgerRecord, TokenRecord
 from ostinato.ledger.store import LedgerStore
 from tests.ledger.samples import NOON, record
 
@@ -69,6 +69,7 @@ def test_by_default_requests_are_put_together_by_day(ledger: Path) -> None:
         "cache_write_long_tokens": 0,
         "output_tokens": 30,
         "total_tokens": 333,
+        "storage_token_seconds": 0,
         "ttft_p50_s": 0.25,
         "ttft_p95_s": 0.25,
     }
@@ -171,3 +172,62 @@ def test_without_a_cache_key_nobody_guesses_what_belongs_together(tmp_path: Path
     result = run(tmp_path, "cost", "ttl", "claude-opus-5-5")
     assert result.exit_code == 2
     assert "prompt_cache_key" in result.output
+
+
+def test_storage_stands_in_a_column_of_its_own_where_there_is_any(ledger: Path) -> None:
+    assert "stored" not in run(ledger, "usage").output
+    bill = {"tokens": TokenRecord(), "status": None, "ttft": None, "finish_reason": None}
+    write(ledger, record(7, dialect="gemini_cache", storage_token_seconds=9000, **bill))
+    table = run(ledger, "usage", "--by", "dialect").output
+    assert "stored token-hours" in table
+    line = next(line for line in table.splitlines() if "gemini_cache" in line)
+    assert (line.split()[1], line.split()[-1]) == ("0", "2.5")
+
+
+def test_prune_says_what_goes_and_asks_first(ledger: Path) -> None:
+    before = ("usage", "prune", "--before", "2026-12-01")
+    said = "3 records of 2 tenants, from 2026-11-30 12:00 to 2026-11-30 13:00 UTC"
+    result = CliRunner().invoke(
+        app, list(before), input="n\n", env={"OSTINATO_DATA_DIR": str(ledger), "COLUMNS": "80"}
+    )
+    assert result.exit_code == 1
+    assert said in result.output
+    assert len(usage(ledger)) == 2
+    result = run(ledger, *before, "--yes")
+    assert said in result.output
+    assert "Deleted 3 records." in result.output
+    assert [row["day"] for row in usage(ledger)] == ["2026-12-01"]
+    assert "No record in" in run(ledger, *before).output
+
+
+def test_prune_takes_an_age_and_one_tenant_alone(tmp_path: Path) -> None:
+    from ostinato.clock import SystemClock
+
+    now = SystemClock().time()
+    write(
+        tmp_path,
+        record(1, time=now - 80 * HOUR, tenant="acme"),
+        record(2, time=now - 80 * HOUR),
+        record(3, time=now - HOUR, tenant="acme"),
+    )
+    run(tmp_path, "usage", "prune", "--older-than", "2d", "--tenant", "acme", "--yes")
+    assert sum(int(str(row["requests"])) for row in usage(tmp_path)) == 2
+    assert sum(int(str(row["requests"])) for row in usage(tmp_path, "--tenant", "acme")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["usage", "prune"], "--before"),
+        (["usage", "prune", "--older-than", "long"], "24h"),
+        (["usage", "prune", "--before", "2d"], "`ostinato serve` begins one"),
+        (
+            ["usage", "--ledger", "sqlite:///x", "prune", "--before", "2d"],
+            "goes behind the word prune",
+        ),
+    ],
+)
+def test_what_prune_cannot_do_is_said(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = run(tmp_path, *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())

@@ -6,11 +6,9 @@ of what is being read or is about to be written behind, a bound that is exceeded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
+from ostinato.cache.eviction import POLICIES
 from ostinato.cache.retention import Retention, TenantBudgets
 from ostinato.cache.tiers.base import KVTier, TierAnswer
 from ostinato.cache.types import TenantId
@@ -25,31 +23,6 @@ from tests.cache.tiers.tools import (
     store,
     stored,
 )
-
-
-def _maker(request: pytest.FixtureRequest, folder: Path) -> Iterator[TierMaker]:
-    url = request.getfixturevalue("redis_server").url if request.param == "remote" else ""
-    made = TierMaker(request.param, folder / "kv", url)
-    yield made
-    for tier in made.made:
-        tier.check_integrity()
-    made.close()
-
-
-@pytest.fixture(params=["ram", "disk", "remote"])
-def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TierMaker]:
-    yield from _maker(request, tmp_path)
-
-
-@pytest.fixture(params=["disk", "remote"])
-def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TierMaker]:
-    """Makes tiers whose blocks outlive the process."""
-    yield from _maker(request, tmp_path)
-
-
-@pytest.fixture
-def tier(maker: TierMaker) -> KVTier:
-    return maker.make()
 
 
 def test_what_was_never_stored_is_a_miss(tier: KVTier) -> None:
@@ -96,6 +69,19 @@ def test_what_was_given_up_leaves_nothing_behind(tier: KVTier) -> None:
     assert load(tier, keys_of(blocks)) == [content(key) for key in keys_of(blocks)]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_store_that_failed_as_a_whole_is_only_a_miss(maker: TierMaker, policy: str) -> None:
+    tier = maker.make(policy=policy)
+    blocks = chain("x", 3)
+    for failing in (blocks, blocks[:1]):
+        job = tier.prepare_store(failing)
+        assert job is not None
+        tier.complete_store(job, 0)
+    assert not any(stored(tier, keys_of(blocks)))
+    assert store(tier, blocks)
+    assert load(tier, keys_of(blocks)) == [content(key) for key in keys_of(blocks)]
+
+
 def test_what_is_stored_already_is_not_stored_again(tier: KVTier) -> None:
     blocks = chain("x", 4)
     store(tier, blocks[:2])
@@ -106,6 +92,18 @@ def test_what_is_stored_already_is_not_stored_again(tier: KVTier) -> None:
     assert second is not None
     assert second.blocks == ()
     tier.complete_store(job, 0)
+
+
+def test_a_store_of_which_nothing_arrived_is_nothing_to_a_policy_that_learns(
+    maker: TierMaker,
+) -> None:
+    tier = maker.make(policy="reuse_rate")
+    blocks = chain("x", 3)
+    job = tier.prepare_store(blocks)
+    assert job is not None
+    tier.complete_store(job, 0)
+    assert not any(stored(tier, keys_of(blocks)))
+    assert store(tier, blocks)
 
 
 def test_a_block_without_its_head_is_refused(tier: KVTier) -> None:
@@ -338,72 +336,3 @@ def test_a_tier_without_room_for_one_block_is_refused(maker: TierMaker) -> None:
 def test_a_tier_may_be_closed_twice(tier: KVTier) -> None:
     tier.close()
     tier.close()
-
-
-def test_what_was_stored_is_there_after_a_restart(lasting: TierMaker) -> None:
-    blocks = chain("x", 4)
-    first = lasting.make()
-    store(first, blocks)
-    tail = chain("twin", 2, tenant="b", after=blocks[0].identity.key)
-    store(first, tail)
-    first.close()
-    second = lasting.make()
-    for group in (blocks, tail):
-        assert all(stored(second, keys_of(group)))
-        assert load(second, keys_of(group)) == [content(key) for key in keys_of(group)]
-    assert second.stats().tenant_bytes == first.stats().tenant_bytes
-    second.check_integrity()
-
-
-def test_a_restart_remembers_what_was_used_last(lasting: TierMaker) -> None:
-    first = lasting.make(4)
-    old, new = chain("old", 2), chain("new", 2)
-    store(first, old)
-    store(first, new)
-    first.touch(keys_of(old))
-    first.close()
-    second = lasting.make(4)
-    store(second, chain("other", 2))
-    used = keys_of(
-        old if lasting.kind == "disk" else new
-    )  # a remote server is not told of each use
-    assert all(stored(second, used))
-
-
-def test_a_promise_outlives_a_restart(lasting: TierMaker) -> None:
-    first = lasting.make()
-    blocks, others = chain("x", 2), chain("y", 2)
-    until = lasting.clock.time() + 60
-    store(first, promised(blocks, Retention(until, hard=True, ttl=60)))
-    store(first, others)
-    first.retain(keys_of(others), Retention(until, hard=True, ttl=60))
-    first.close()
-    lasting.clock.advance(59)
-    second = lasting.make()
-    assert all(stored(second, keys_of(blocks) + keys_of(others)))
-    second.close()
-    lasting.clock.advance(1)
-    third = lasting.make()
-    assert not any(stored(third, keys_of(blocks) + keys_of(others)))
-
-
-def test_a_smaller_bound_after_a_restart_keeps_heads_and_the_youngest(lasting: TierMaker) -> None:
-    first = lasting.make(8)
-    old, new = chain("old", 4), chain("new", 4)
-    store(first, old)
-    store(first, new)
-    first.close()
-    second = lasting.make(5)
-    assert stored(second, keys_of(old)) == [True, False, False, False]
-    assert load(second, keys_of(new)) == [content(key) for key in keys_of(new)]
-    assert second.stats().used_bytes <= second.stats().capacity_bytes
-
-
-def test_other_formats_do_not_see_each_other(lasting: TierMaker) -> None:
-    first = lasting.make()
-    blocks = chain("x", 2)
-    store(first, blocks)
-    first.close()
-    stranger = TierMaker(lasting.kind, lasting.folder, lasting.url)
-    assert not any(stored(stranger.make(), keys_of(blocks)))
-    stranger.close()

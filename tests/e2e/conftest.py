@@ -55,14 +55,16 @@ def sdk_cache(request: pytest.FixtureRequest) -> Path:
     return Path(cache.mkdir("sdks"))
 
 
+TOOL_MODEL_VARIABLE = "TEST_TOOL_MODEL"
+"""No setting of a server, so it does not begin with OSTINATO_: unknown ones of those are refused."""
 TOOL_MODEL = "qwen2.5-coder-0.5b-instruct"
 
 
 @pytest.fixture(scope="session")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real small model that calls tools: the one that ``OSTINATO_TEST_TOOL_MODEL`` names, or one that was
-    pulled."""
-    name = os.environ.get("OSTINATO_TEST_TOOL_MODEL") or TOOL_MODEL
+    """A real small model that calls tools: the one that ``TEST_TOOL_MODEL`` names (a name, a GGUF file or a
+    folder), or `TOOL_MODEL` if that was pulled."""
+    name = os.environ.get(TOOL_MODEL_VARIABLE) or TOOL_MODEL
     try:
         resolve_model(name, OstinatoConfig().data_dir)
     except ModelNotFoundError as error:

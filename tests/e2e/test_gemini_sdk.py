@@ -32,7 +32,6 @@ FLAGS = (
     "--disk-tier",
     "64MiB",
 )
-QWEN = os.environ.get("OSTINATO_TEST_TOOL_MODEL", "")
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +143,8 @@ def test_storage_and_creation_are_in_the_ledger(tiny_model: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not QWEN, reason="OSTINATO_TEST_TOOL_MODEL names no model that calls tools")
 def test_a_chat_of_ten_turns_with_tools_finds_its_prefix_again_at_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tool_server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from google.genai import types
 
@@ -176,23 +174,22 @@ def test_a_chat_of_ten_turns_with_tools_finds_its_prefix_again_at_each(
         calls.append(fruit)
         return stock.get(fruit, 0)
 
-    with running_server(QWEN, tmp_path, "--kv-memory", "256MiB") as server:
-        client = client_of(server.url)
-        chat = client.chats.create(
-            model=server.model,
-            config=types.GenerateContentConfig(
-                system_instruction="You look after a shop. Use the tool for every question about stock.",
-                tools=[count],
-                temperature=0.0,
-                max_output_tokens=64,
-            ),
-        )
-        shares = []
-        for fruit in fruits:
-            usage = chat.send_message(f"How many {fruit} are in stock now?").usage_metadata
-            assert usage is not None
-            assert usage.prompt_token_count
-            shares.append((usage.cached_content_token_count or 0) / usage.prompt_token_count)
+    client = client_of(tool_server.url)
+    chat = client.chats.create(
+        model=tool_server.model,
+        config=types.GenerateContentConfig(
+            system_instruction="You look after a shop. Use the tool for every question about stock.",
+            tools=[count],
+            temperature=0.0,
+            max_output_tokens=64,
+        ),
+    )
+    shares = []
+    for fruit in fruits:
+        usage = chat.send_message(f"How many {fruit} are in stock now?").usage_metadata
+        assert usage is not None
+        assert usage.prompt_token_count
+        shares.append((usage.cached_content_token_count or 0) / usage.prompt_token_count)
     with capsys.disabled():
         print("\ncached share per turn:", " ".join(f"{share:.0%}" for share in shares))
         print("calls:", calls)

@@ -21,6 +21,7 @@ from tests.tool_template import write_tool_model
 OLDER = "openai==1.109.1"
 SCRIPTS = Path(__file__).parent / "scripts"
 END = tiny_vocabulary()["<|im_end|>"]
+QUOTE = tiny_vocabulary()['"']
 ENDS_SOON: dict[str, Any] = {"logit_bias": {str(END): 4.0}, "seed": 7, "min_tokens": 3}
 LOOK: FunctionToolParam = {
     "type": "function",
@@ -308,3 +309,41 @@ def test_an_older_sdk_works_unchanged(server: Server, sdk_cache: Path) -> None:
     folder = install(OLDER, sdk_cache)
     printed = run_script(SCRIPTS / "older_openai.py", folder, f"{server.url}/v1", server.model)
     assert printed.strip() == "openai 1.109.1"
+
+
+def test_what_a_search_appends_is_computed_and_all_before_it_is_read(
+    server: Server, client: openai.OpenAI
+) -> None:
+    """Random words find nothing, but the search is run and goes on: from the cache, to the token."""
+    deferred: Any = {**LOOK, "defer_loading": True, "strict": False}
+    asked: dict[str, Any] = {
+        "model": server.model,
+        "input": "hello there, search",
+        "tools": [{"type": "tool_search"}, deferred],
+        "tool_choice": {"type": "function", "name": "tool_search"},
+        "extra_body": {"seed": 3, "logit_bias": {str(QUOTE): 6.0}},
+    }
+    alone = client.responses.input_tokens.count(model=server.model, input="hello there, search")
+    with client.responses.stream(**asked, max_output_tokens=200) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response() if kinds[-1] == "response.completed" else None
+    whole = client.responses.create(**asked, max_output_tokens=200)
+    items = [item.type for item in whole.output]
+    assert items[:2] == ["tool_search_call", "tool_search_output"]
+    if final is not None:
+        assert [item.type for item in final.output] == items
+    search, found = whole.output[:2]
+    assert search.type == "tool_search_call"
+    assert found.type == "tool_search_output"
+    assert (search.execution, search.call_id, search.status) == ("server", None, "completed")
+    assert isinstance(search.arguments, dict)
+    assert found.tools == []
+    assert whole.usage is not None
+    # Asked before, the first generation reads all but a token; the second reads the first, answer included.
+    first = client.responses.input_tokens.count(
+        **{name: asked[name] for name in ("model", "input", "tools")}
+    ).input_tokens
+    assert first > alone.input_tokens
+    assert whole.usage.input_tokens > 2 * first
+    uncached = whole.usage.input_tokens - cached(whole)
+    assert uncached < whole.usage.input_tokens - 2 * first + 2

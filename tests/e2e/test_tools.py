@@ -5,7 +5,6 @@ model gets through a task of ten turns."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,6 @@ import openai
 import pydantic
 import pytest
 
-from ostinato.config import load_config
-from ostinato.errors import ModelNotFoundError
-from ostinato.models.registry import resolve_model
 from tests.e2e.server import Server, running_server
 from tests.tool_template import write_tool_model
 
@@ -39,7 +35,6 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "stop", "description": "Ends the task"}},
 ]
 QUESTION: list[Any] = [{"role": "user", "content": "1 + 2?"}]
-REAL = "qwen2.5-coder-0.5b-instruct"
 
 
 class Person(pydantic.BaseModel):
@@ -124,6 +119,22 @@ def test_the_call_that_was_made_is_found_in_the_cache_at_the_next_turn(server: S
     assert read == first.usage.prompt_tokens + generated - 1
 
 
+def test_no_call_is_opened_where_none_is_wanted_and_the_prefix_stays(server: Server) -> None:
+    fields: dict[str, Any] = {"model": server.model, "tools": TOOLS, "temperature": 0}
+    biases = {str(byte): 40.0 for byte in b"<tool_call>"}
+    with server.client() as client:
+        first = client.chat.completions.create(messages=QUESTION, max_tokens=1, **fields)
+        answer = client.chat.completions.create(
+            messages=QUESTION, tool_choice="none", max_tokens=200, logit_bias=biases, **fields
+        )
+    assert answer.choices[0].message.tool_calls is None
+    assert "<tool_call>" not in (answer.choices[0].message.content or "")
+    assert first.usage is not None
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens - 1
+
+
 def test_random_weights_write_what_pydantic_reads(server: Server) -> None:
     with server.client() as client:
         for seed in range(3):
@@ -153,19 +164,6 @@ def test_the_default_model_has_no_place_for_tools_and_says_so(real_server: Serve
         client.chat.completions.create(model=real_server.model, messages=QUESTION, tools=TOOLS)
     assert refusal.value.param == "tools"
     assert "no place for tools" in str(refusal.value)
-
-
-@pytest.fixture(scope="module")
-def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real model that was trained on tools."""
-    name = os.environ.get("TEST_TOOL_MODEL") or REAL
-    try:
-        resolve_model(name, load_config().data_dir)
-    except ModelNotFoundError as error:
-        pytest.skip(f"{name} is not here: {error}")  # ok: 478 MB, fetched by who wants it
-    flags = ("--kv-memory", "128MiB", "--max-model-len", "4096")
-    with running_server(name, tmp_path_factory.mktemp("data"), *flags) as running:
-        yield running
 
 
 @pytest.mark.slow

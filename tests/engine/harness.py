@@ -50,6 +50,9 @@ class EchoStorage:
     def copy_block(self, source: int, target: int) -> None:
         self.slots[target] = self.slots[source]
 
+    def wipe_block(self, block_id: int) -> None:
+        self.slots[block_id] = EMPTY_SLOT
+
     def block_bytes(self, block_id: int) -> np.ndarray[Any, Any]:
         return self.slots[block_id].view(np.uint8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from ostinato.engine.memory import (
     pool_bytes,
     total_memory,
 )
-from ostinato.errors import ConfigError, ModelNotFoundError
+from ostinato.errors import ConfigError, ModelNotFoundError, UnsupportedKernelsError
 from tests.engine.harness import request
+from tests.ops.backends import needs_native
 from tests.tiny import TINY_VOCAB_SIZE, write_tiny_model
 
 SPEC = KVCacheSpec(2, 2, 16, KVDtype.FP16, 16)
@@ -161,3 +163,31 @@ def test_tenant_and_salt_decide_what_is_shared(model: Path, tmp_path: Path) -> N
         (delta,) = core.step()
         cached.append(delta.report.cached_tokens)
     assert cached == [0, 0, 0, 39]
+
+
+@pytest.fixture(scope="module")
+def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 24 elements, for which there are no native kernels."""
+    return write_tiny_model(tmp_path_factory.mktemp("odd"), "qwen3", max_position=256)
+
+
+@needs_native
+def test_a_model_that_the_native_kernels_cannot_run_is_served_by_numpy_with_one_warning(
+    odd_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        core = build_core(config(odd_model, tmp_path, threads=1), clock=ManualClock())
+    assert core.model.decoder.backend.name == "reference"
+    (record,) = caplog.records
+    assert "multiple of 16, not 24" in record.getMessage()
+    assert "NumPy backend runs instead" in record.getMessage()
+    core.add_request(request("r", range(20), max_tokens=2, ignore_eos=True))
+    assert [len(core.step()) for _ in range(2)] == [1, 1]
+
+
+@needs_native
+def test_asking_for_kernels_that_cannot_run_a_model_is_an_error_that_names_the_way_out(
+    odd_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedKernelsError, match=r"not 24; --backend reference"):
+        build_core(config(odd_model, tmp_path, backend="cpu", threads=1), clock=ManualClock())

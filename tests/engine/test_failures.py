@@ -10,6 +10,7 @@ import pytest
 from ostinato.engine.outputs import FinishReason
 from ostinato.engine.sampler import SamplerState
 from ostinato.engine.scheduler import ScheduledRequest
+from ostinato.errors import NonFiniteKVError
 from tests.engine.harness import (
     Collected,
     Engine,
@@ -175,3 +176,29 @@ def test_a_prefix_that_others_hold_survives_the_failure_of_one_of_them() -> None
     assert lookup(space, np.array([*shared, *tokens(9, 2)], np.int32)).num_tokens == 16
     engine.run()
     engine.assert_idle()
+
+
+def test_a_chunk_whose_kv_cannot_be_stored_fails_its_request_and_leaves_nothing_behind() -> None:
+    """No logits are computed of the chunks before a prompt's last, so nobody else would notice."""
+    engine = Engine(num_blocks=128, max_num_batched_tokens=16)
+    engine.add("sound", tokens(4, 1), max_tokens=8, ignore_eos=True)
+    engine.add("spoilt", tokens(60, 2), max_tokens=4, ignore_eos=True)
+
+    def overflow(scheduled: Sequence[ScheduledRequest]) -> None:
+        for part in scheduled:
+            if part.request.request_id == "spoilt" and part.start <= 30 < part.end:
+                raise NonFiniteKVError
+
+    engine.spy.before = overflow
+    answers = engine.run()
+    (failure,) = engine.core.take_failures()
+    assert failure.request_id == "spoilt"
+    assert isinstance(failure.error.__cause__, NonFiniteKVError)
+    assert answers["sound", 0].tokens == expected_tokens(tokens(4, 1), 8, ignore_eos=True)
+    engine.assert_idle()
+
+    engine.spy.before = lambda scheduled: None
+    engine.add("again", tokens(60, 2), max_tokens=4, ignore_eos=True)
+    answer = engine.run()["again", 0]
+    assert answer.deltas[0].report.cached_tokens == 0
+    assert answer.tokens == expected_tokens(tokens(60, 2), 4, ignore_eos=True)

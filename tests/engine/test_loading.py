@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.cache.tiers.carrier import RawCarrier
 from ostinato.cache.tiers.hierarchy import TierHierarchy
-from ostinato.cache.tiers.policy import PrefetchStop, WritePolicy
+from ostinato.cache.tiers.policy import LEAST_PATIENCE_SECONDS, PrefetchStop, WritePolicy
 from ostinato.cache.types import MissReason, Tier
 from ostinato.clock import Clock, ManualClock
 from ostinato.engine.request import RequestStatus
@@ -337,3 +337,52 @@ def test_k_v_of_a_request_that_failed_is_erased_from_every_tier() -> None:
     assert [one.request_id for one in tiered.engine.core.take_failures()] == ["bad"]
     tiered.drain()
     assert all(tier.stats().num_blocks == 0 for tier in tiered.tiers.values())
+
+
+@pytest.mark.parametrize("tier", [Tier.RAM, Tier.DISK])
+def test_a_load_that_does_not_get_on_is_stopped_and_the_prompt_is_computed(tier: Tier) -> None:
+    tiered = Tiered()
+    tiered.serve("first", PROMPT)
+    tiered.lose_device()
+    if tier is Tier.DISK:
+        tiered.lose(Tier.RAM)
+    tiered.engine.add("again", PROMPT, max_tokens=2, ignore_eos=True)
+    tiered.engine.step()
+    assert tiered.status("again") is RequestStatus.WAITING_FOR_LOAD
+    tiered.clock.advance(LEAST_PATIENCE_SECONDS / 2)
+    tiered.engine.step()
+    tiers = tiered.engine.manager.tiers
+    assert tiers is not None
+    assert tiers.stats().loads.stopped_loads == 0
+    tiered.clock.advance(LEAST_PATIENCE_SECONDS)
+    tiered.engine.step()
+    answer = tiered.run_together()["again", 0]
+    assert answer.tokens == expected_tokens(PROMPT, 2, ignore_eos=True)
+    assert read_by(answer) == {}
+    assert answer.last.report is not None
+    assert answer.last.report.miss_reason is MissReason.LOAD_FAILED
+    loads = tiers.stats().loads
+    assert (loads.stopped_loads, sum(loads.failed_blocks.values())) == (1, 0)
+    tiered.drain()
+    tiered.engine.assert_idle()
+
+
+def test_what_arrived_of_a_load_before_it_was_stopped_is_used() -> None:
+    tiered = Tiered()
+    tiered.serve("first", PROMPT)
+    tiered.lose_device()
+    tiers = tiered.engine.manager.tiers
+    assert tiers is not None
+
+    def slow(at: int) -> bool:
+        if at == 2:
+            tiered.clock.advance(LEAST_PATIENCE_SECONDS)
+            tiers.poll()
+        return False
+
+    tiered.tiers[Tier.RAM].fails_read = slow
+    answer = tiered.serve("again", PROMPT)
+    assert read_by(answer) == {Tier.RAM: 12}
+    assert tiers.stats().loads.stopped_loads == 1
+    assert tiers.stats().tiers[0].num_blocks >= 4  # nothing of it is damaged
+    tiered.engine.assert_idle()

@@ -69,6 +69,53 @@ def test_a_hit_in_a_tier_renews_the_promise_there_too(source: Tier) -> None:
     assert found == {True}
 
 
+def deepest_promised(tier: Any) -> Any:
+    return max((one for one in entries(tier) if one.retention), key=lambda one: one.depth)
+
+
+def test_a_hit_on_the_device_renews_the_promise_in_every_tier_at_once() -> None:
+    """A process that is killed then has no older deadline; the contract suite has the blocks before."""
+    tiered = Tiered()
+    promise(tiered, "promised")
+    tiered.drain()
+    tiered.clock.advance(MINUTES - 1)
+    tiered.serve("again", PROMPT, max_tokens=1)
+    for tier in tiered.tiers.values():
+        assert deepest_promised(tier).retention.until == tiered.clock.time() + MINUTES
+
+
+def test_hits_in_quick_succession_are_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiered = Tiered()
+    promise(tiered, "promised")
+    tiered.drain()
+    disk = tiered.tiers[Tier.DISK]
+    told: list[list[Any]] = []
+    retain = disk.retain
+    monkeypatch.setattr(disk, "retain", lambda keys, what: (told.append(keys), retain(keys, what)))
+    tiered.clock.advance(10.0)
+    for number in range(20):
+        tiered.serve(f"hit {number}", PROMPT, max_tokens=1)
+        tiered.clock.advance(0.125)
+    # At 10 s, and then whenever a whole second has passed.
+    assert [len(keys) for keys in told] == [1, 1, 1]
+    left = deepest_promised(disk).retention.until - tiered.clock.time()
+    assert MINUTES - 1.125 <= left <= MINUTES
+
+
+@pytest.mark.parametrize("source", [Tier.RAM, Tier.DISK])
+def test_a_hit_in_a_tier_renews_the_promise_in_every_tier_at_once(source: Tier) -> None:
+    tiered = Tiered()
+    promise(tiered, "promised")
+    tiered.drain()
+    tiered.lose_device()
+    if source is Tier.DISK:
+        tiered.lose(Tier.RAM)
+    tiered.clock.advance(MINUTES - 1)
+    tiered.serve("again", PROMPT, max_tokens=1)
+    disk = deepest_promised(tiered.tiers[Tier.DISK])
+    assert disk.retention.until == tiered.clock.time() + MINUTES
+
+
 def test_a_step_that_settles_a_transfer_also_erases_what_is_due() -> None:
     tiered = Tiered(expire="hard")
     promise(tiered, "promised")
@@ -134,4 +181,27 @@ def test_budgets_in_the_settings_bound_pool_and_tiers_whatever_a_tenant_promises
     assert tiers is not None
     assert tiers.tiers[0].used_bytes == tiers.tiers[0].capacity_bytes
     assert tiers.tiers[0].tenant_bytes["greedy"] <= (12 + 4) * block  # type: ignore[index]
+    core.close()
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_a_tenant_cannot_take_the_cache_from_another_by_promises(
+    tmp_path: Path, tiers: bool
+) -> None:
+    model = load_tiny(tmp_path)
+    block = model.config.kv_spec(KVDtype.FP32, 16).bytes_per_block
+    below = {"ram_bytes": 32 * block} if tiers else {}
+    core = tiny_core(model, tmp_path, cache={"num_blocks": 32}, tiers=below)
+    for seed in range(20):
+        play(core, f"acme {seed}", "acme", seed, 7 * 86_400.0)
+    for turn in range(2):
+        for seed in (100, 101):
+            play(core, f"bob {turn} {seed}", "bob", seed, None)
+            play(core, f"acme {turn} {seed}", "acme", 50 * turn + seed, 7 * 86_400.0)
+            if tiers:
+                settle(core)  # what is being copied down cannot give way
+    found = core.stats().cached_tokens_total
+    for seed in (100, 101):
+        play(core, f"bob again {seed}", "bob", seed, None)
+    assert core.stats().cached_tokens_total - found >= 2 * 48
     core.close()

@@ -60,3 +60,17 @@ def test_a_request_keeps_its_tokens_when_its_buffer_grows() -> None:
     assert grown.token_ids.tolist() == [1, 2, 3, *range(300)]
     assert grown.prompt_token_ids.tolist() == [1, 2, 3]
     assert grown.num_output_tokens == 300
+
+
+def test_a_row_of_which_only_the_largest_logit_is_wanted_says_so() -> None:
+    plain = request("plain", [1, 2], temperature=0.0)
+    drawn = request("drawn", [1, 2], temperature=0.7)
+    unfinished = request("unfinished", [1, 2, 3], temperature=0.0)
+    parts = []
+    for source, end in ((drawn, 2), (unfinished, 2), (plain, 2)):
+        made = Request(source, namespace_of(source), 4, 0.0)
+        made.table = SimpleNamespace(block_ids=np.array([0], np.int32), num_blocks=1)
+        parts.append(ScheduledRequest(made, 0, end))
+    batch = build_batch(parts, block_size=4)
+    assert batch.argmax_only is not None
+    assert batch.argmax_only.tolist() == [False, True]

@@ -109,7 +109,7 @@ def test_top_k_one_is_greedy_even_when_hot() -> None:
     assert run(LOGITS, 50, top_k=1, temperature=100.0, seed=0) == [1] * 50
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 5, 10**9])
+@pytest.mark.parametrize("top_k", [0, -1, 5, 10**9, 2**31, 2**63, 10**40])
 def test_top_k_that_keeps_all_changes_nothing(top_k: int) -> None:
     assert run(LOGITS, 200, top_k=top_k, seed=3) == run(LOGITS, 200, seed=3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,29 @@ def explained(row: Float32Array, uniform: float, params: dict[str, Any]) -> set[
                 moved = state(u, **{**params, "top_p": p, "min_p": m})
                 found.add(_choose(moved.adjusted(row), moved))
     return found
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    vocab=st.sampled_from([1, 15, 16, 17, 1023, 1025, 5000]),
+    step=st.sampled_from([0.0, 1.0]),
+    fault=st.sampled_from([None, None, math.nan, math.inf, -math.inf, 1e30, -1e30]),
+    limit=st.sampled_from([2.0, 1e9, 1e30]),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_largest_of_a_row_is_the_one_that_numpy_finds(
+    kernels: SamplingKernels, seed: int, vocab: int, step: float, fault: float | None, limit: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    if step:
+        logits = np.round(logits / step) * step  # ties
+    if fault is not None:
+        logits[1, rng.integers(vocab)] = fault
+    ids, within = kernels.find_largest(logits, limit)
+    wanted = np.all(np.abs(logits) <= np.float32(limit), axis=1)
+    np.testing.assert_array_equal(within, wanted)
+    np.testing.assert_array_equal(ids[wanted], np.argmax(logits, axis=1)[wanted])
 
 
 @given(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostinato.engine.grammar.spec import Grammar, GrammarKind
 from ostinato.engine.sampling_params import (
     MAX_LOGPROBS,
     MAX_N,
@@ -183,3 +184,22 @@ def test_params_own_their_bias_so_that_the_caller_cannot_change_it_later() -> No
 def test_params_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         SamplingParams().temperature = 2.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 0.5},
+        {"logprobs": 0},
+        {"min_tokens": 1},
+        {"logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"grammar": Grammar(GrammarKind.REGEX, "a+", "grammar")},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_whatever_needs_more_than_the_largest_logit_gets_whole_rows(more: dict[str, Any]) -> None:
+    assert SamplingParams(temperature=0.0, top_p=0.5, top_k=3, stop="x").argmax_only
+    assert not SamplingParams(**{"temperature": 0.0, **more}).argmax_only

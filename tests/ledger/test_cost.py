@@ -230,6 +230,15 @@ def test_total_and_saving_add_up_to_the_price_without_caching(
     assert EXACT.add(cost.total, cost.saved) == cost.without_caching
 
 
+def test_storage_that_nobody_asked_for_is_priced_and_is_no_request() -> None:
+    stored = TokenCounts(token_hours=Decimal(1_000_000))
+    alone = UsageRow("gemini-3.8-flash", SUNDAY_NOON, stored, served_here=False, requests=0)
+    [bill] = bills([alone], book_without_package())
+    assert (bill.priced, bill.unpriced) == (0, 0)
+    assert bill.cost.storage == bill.cost.total
+    assert bill.cost.total
+
+
 def test_bills_are_by_model_and_leave_the_unpriced_apart() -> None:
     used = TokenCounts(uncached=500, read=90_000, output=800)
     rows = [
@@ -246,6 +255,27 @@ def test_bills_are_by_model_and_leave_the_unpriced_apart() -> None:
     assert opus.counts == used + used
     assert (mine.priced, mine.cost.total) == (1, 0)
     assert (unknown.priced, unknown.unpriced, unknown.counts) == (0, 1, TokenCounts())
+
+
+def test_what_was_sent_for_the_cache_alone_counts_against_what_was_saved() -> None:
+    """As in the break-even: an object that is made, kept an hour and read N times saves N − 1 − S − N·R."""
+    million, hours = 1_000_000, Decimal(1_000_000)
+    rows = [
+        UsageRow(
+            "gemini-2.5-flash",
+            SUNDAY_NOON,
+            TokenCounts(uncached=million, token_hours=hours),
+            served_here=False,
+            only_for_caching=True,
+        ),
+        *(
+            UsageRow("gemini-2.5-flash", SUNDAY_NOON, TokenCounts(read=million), served_here=False)
+            for _ in range(5)
+        ),
+    ]
+    (bill,) = bills(rows, book_without_package())
+    assert bill.cost.without_caching == Decimal("1.5")  # 5 × 0.3
+    assert bill.cost.saved == Decimal("1.5") - (Decimal("0.3") + 1 + 5 * Decimal("0.03"))
 
 
 def test_a_day_s_requests_are_each_priced_at_their_own_hour() -> None:

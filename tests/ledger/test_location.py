@@ -45,6 +45,29 @@ def test_what_is_no_ledger_is_refused_without_its_password(setting: str) -> None
     assert "pw" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql://u:p/pw@host/db", "%2F"),
+        ("postgresql://u:p@pw@host/db", "%40"),
+        ("postgresql://u:p?pw@host/db", "number"),
+        ("postgresql://u:pw@host:5432x/db", "port"),
+        ("postgresql://u:pw@[::1]:x/db", "port"),
+    ],
+)
+def test_a_url_that_would_be_read_otherwise_is_refused_at_once(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        ledger_url(url, Path())
+    assert "pw" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "place", ["host/db", "u:p%2Fw@host:5432/db", "u@[::1]:5/db", "/db?host=/run"]
+)
+def test_what_is_escaped_is_taken_as_it_is(place: str) -> None:
+    assert ledger_url(f"postgresql://{place}", Path()) == f"postgresql+psycopg://{place}"
+
+
 def test_a_missing_driver_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(location, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'ostinato\[postgres\]'"):
@@ -57,6 +80,9 @@ def test_a_missing_driver_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         "postgresql+psycopg://u:pw@host/db",
         "postgresql+psycopg://:pw@host/db",
         "postgresql+psycopg://host/db?sslmode=require&password=pw",
+        "postgresql+psycopg://u:p/pw@host/db",
+        "postgresql+psycopg://u:p@pw@host/db",
+        "postgresql+psycopg://u:pw:pw@host/db",
     ],
 )
 def test_passwords_are_not_shown(url: str) -> None:

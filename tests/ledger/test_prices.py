@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ from ostinato.ledger.prices import Band, Layer, ModelPrices, Period, Rate, Windo
 from ostinato.ledger.prices_book import PriceBook, load_book
 from ostinato.ledger.prices_genai import FIRST_PARTY, MaintainedPrices
 from ostinato.ledger.prices_table import our_table
-from tests.ledger.price_books import BOOKS, SUNDAY_NOON, book_without_package
+from tests.ledger.price_books import BOOKS, SUNDAY_NOON, book_with_package, book_without_package
 
 ROOT = Path(__file__).parents[2]
 MONDAY = date(2026, 11, 30)
@@ -287,11 +288,17 @@ def test_a_model_served_here_that_nobody_priced_is_free_and_a_vendor_s_is_unknow
     assert book.get("smollm2-135m-instruct") is None
 
 
-def test_being_like_a_model_without_prices_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", [book_with_package, book_without_package])
+def test_a_row_like_a_model_without_prices_is_refused_when_the_file_is_read(
+    tmp_path: Path, load: Callable[[Path], PriceBook]
+) -> None:
     path = tmp_path / "prices.toml"
-    path.write_text("[[model]]\nmodels = ['lost']\nlike = 'claude-opus-99'", encoding="utf-8")
-    with pytest.raises(ConfigError, match="claude-opus-99"):
-        book_without_package(path).served_here("lost")
+    rows = "[[model]]\nmodels = ['mine']\ninput = 1\n[[model]]\nmodels = ['lost-*']\nlike = 'claude-opus-99'"
+    path.write_text(rows, encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        load(path)
+    assert f"{path}: model.1: like is 'claude-opus-99'" in str(refused.value)
+    assert "near names: claude-opus" in str(refused.value)
 
 
 @pytest.mark.parametrize(

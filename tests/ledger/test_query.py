@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import pytest
 
+from ostinato.api.gemini.cached_contents import DIALECT
 from ostinato.cache.types import Tier
 from ostinato.ledger.cost import TokenCounts
 from ostinato.ledger.group_by import GroupBy
@@ -49,6 +50,7 @@ def some_records() -> list[LedgerRecord]:
                 template_version=rng.choice([None, "1", "2"]),
                 prompt_cache_key=rng.choice([None, "k1", "k2"]),
                 tokens=None if rng.random() < 0.1 else tokens,
+                storage_token_seconds=rng.choice([0, 0, 7200]),
                 ttft=None if failed else rng.random(),
                 error="engine_overloaded" if failed else None,
             )
@@ -102,6 +104,7 @@ def expected(by: Sequence[GroupBy], records: Sequence[LedgerRecord]) -> list[Usa
                 write_short=sum(tokens.write_short for tokens in known),
                 write_long=sum(tokens.write_long for tokens in known),
                 output=sum(tokens.output for tokens in known),
+                storage_token_seconds=sum(one.storage_token_seconds for one in members),
                 ttft_p50=nearest_rank(ttfts, 50),
                 ttft_p95=nearest_rank(ttfts, 95),
             )
@@ -149,6 +152,31 @@ def test_filters_select_before_anything_is_counted(store: LedgerStore) -> None:
         assert usage_by(connection, [], which) == expected([], selected)
 
 
+def storage_bill(number: int) -> LedgerRecord:
+    """As the sweeper of cache objects puts it: nobody asked for anything."""
+    return record(
+        number,
+        dialect="gemini_cache",
+        tokens=TokenRecord(),
+        storage_token_seconds=3600,
+        status=None,
+        finish_reason=None,
+        ttft=None,
+        e2e=0.0,
+    )
+
+
+def test_the_bill_for_a_cache_object_that_expired_is_no_request(store: LedgerStore) -> None:
+    left = record(3, status=None, error="client_disconnected", ttft=None)
+    store.write([record(1), storage_bill(2), left])
+    with store.reading() as connection:
+        [group] = usage_by(connection, [])
+        rows = list(usage_rows(connection))
+    assert (group.requests, group.errors) == (2, 1)
+    assert (group.storage_token_seconds, group.storage_token_hours) == (3600, 1.0)
+    assert [row.requests for row in rows] == [1, 0, 1]
+
+
 def test_an_empty_ledger_has_one_empty_group_of_everything(store: LedgerStore) -> None:
     with store.reading() as connection:
         [group] = usage_by(connection, [])
@@ -179,6 +207,21 @@ def test_rows_for_the_bill_are_what_was_read_written_and_neither(store: LedgerSt
     assert known.counts == TokenCounts(
         uncached=300, read=600, write_short=90, write_long=10, output=5, token_hours=Decimal("0.5")
     )
+
+
+def test_what_answers_nothing_is_there_for_the_cache_alone(store: LedgerStore) -> None:
+    nothing = TokenRecord(input=10)
+    store.write(
+        [
+            record(0),
+            record(1, tokens=nothing),
+            record(2, tokens=nothing, error="client_disconnected"),
+            record(3, dialect=DIALECT, tokens=TokenRecord(), storage_token_seconds=5),
+        ]
+    )
+    with store.reading() as connection:
+        rows = list(usage_rows(connection))
+    assert [row.only_for_caching for row in rows] == [False, True, False, True]
 
 
 def test_gaps_are_those_between_uses_of_one_key_of_one_tenant(store: LedgerStore) -> None:

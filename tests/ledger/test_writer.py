@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from ostinato.clock import ManualClock
 from ostinato.errors import LedgerError
 from ostinato.ledger.record import LedgerRecord
-from ostinato.ledger.writer import LedgerStats, LedgerWriter
+from ostinato.ledger.writer import PRUNE_SECONDS, PRUNED_AT_ONCE, LedgerStats, LedgerWriter
 from tests.ledger.samples import record
 
 
@@ -19,6 +20,9 @@ class FakeStore:
     """Fails as often as it is told to, then keeps what it gets.
 
     Attributes:
+        old: records that are there and too old.
+        bad_prunes: how often deleting them fails.
+        pruned: the moments before which records were to be deleted.
         gate: writes wait for it.
         writing: set when a write waits.
     """
@@ -26,6 +30,9 @@ class FakeStore:
     def __init__(self, *, bad_opens: int = 0, bad_writes: int = 0, refused: int = 0) -> None:
         self.bad_opens, self.bad_writes, self.refused = bad_opens, bad_writes, refused
         self.batches: list[list[LedgerRecord]] = []
+        self.old = 0
+        self.bad_prunes = 0
+        self.pruned: list[float] = []
         self.closed = False
         self.gate = threading.Event()
         self.gate.set()
@@ -44,6 +51,15 @@ class FakeStore:
             raise LedgerError("is locked")
         self.batches.append(list(records))
         return len(records) - self.refused
+
+    def prune_before(self, moment: float, at_most: int) -> int:
+        self.pruned.append(moment)
+        if self.bad_prunes:
+            self.bad_prunes -= 1
+            raise LedgerError("is locked")
+        deleted = min(self.old, at_most)
+        self.old -= deleted
+        return deleted
 
     def close(self) -> None:
         self.closed = True
@@ -116,6 +132,30 @@ def test_a_database_that_fails_is_tried_again_and_told_once(
     assert writer.stats() == LedgerStats(written=10, lost=0, failures=7, pending=0)
     assert [entry.message for entry in caplog.records] == [
         "cannot be opened; records are kept in memory and tried again",
+        "the ledger is written again",
+    ]
+
+
+def test_a_store_that_cannot_be_made_for_any_reason_is_tried_again_and_nothing_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = FakeStore()
+    errors: list[Exception] = [TypeError("a bug"), ImportError("no driver"), OSError("no folder")]
+
+    def make() -> FakeStore:
+        if errors:
+            raise errors.pop()
+        return store
+
+    writer = LedgerWriter(make, gather_seconds=0.0, retry_seconds=0.0)
+    with caplog.at_level(logging.WARNING, "ostinato.ledger"):
+        writer.put(record(1))
+        writer.start()
+        assert store.writing.wait(30)
+        writer.close()
+    assert writer.stats() == LedgerStats(written=1, lost=0, failures=3, pending=0)
+    assert [entry.message for entry in caplog.records] == [
+        "no folder; records are kept in memory and tried again",
         "the ledger is written again",
     ]
 
@@ -203,3 +243,78 @@ def test_a_bug_costs_one_batch_and_not_the_thread(caplog: pytest.LogCaptureFixtu
 
 def test_closing_what_was_never_started_does_nothing() -> None:
     writer_of(FakeStore()).close()
+
+
+def keeping(store: FakeStore, clock: ManualClock) -> LedgerWriter:
+    return LedgerWriter(
+        lambda: store, gather_seconds=0.0, retry_seconds=0.0, keep_seconds=1000.0, clock=clock
+    )
+
+
+def test_what_is_too_old_is_deleted_at_the_start_part_by_part_and_then_now_and_then() -> None:
+    store, clock = FakeStore(), ManualClock(5000.0)
+    store.old = 2 * PRUNED_AT_ONCE + 7
+    writer = keeping(store, clock)
+    writer.start()
+    while store.old:
+        pass
+    for number in range(5):
+        writer.put(record(number))
+        while len(store.stored) <= number:
+            pass
+    assert store.pruned == [4000.0] * 3
+    clock.advance(PRUNE_SECONDS)
+    store.old = 3
+    writer.put(record(9))
+    while store.old:
+        pass
+    writer.close()
+    assert store.pruned == [4000.0] * 3 + [4000.0 + PRUNE_SECONDS]
+    assert writer.stats().deleted == 2 * PRUNED_AT_ONCE + 10
+    assert len(store.stored) == 6
+
+
+def test_records_are_written_while_there_is_much_to_delete() -> None:
+    store, clock = FakeStore(), ManualClock(5000.0)
+    store.old = 10**9
+    writer = keeping(store, clock)
+    writer.start()
+    writer.put(record(1))
+    while not store.stored:
+        pass
+    assert store.old
+    writer.close()
+    assert writer.stats().written == 1
+
+
+def test_what_cannot_be_deleted_holds_nobody_up_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, clock = FakeStore(), ManualClock(5000.0)
+    store.old, store.bad_prunes = 1, 2
+    writer = keeping(store, clock)
+    with caplog.at_level(logging.WARNING, "ostinato.ledger"):
+        writer.start()
+        for number in range(3):
+            writer.put(record(number))
+            while len(store.stored) <= number:
+                pass
+            clock.advance(PRUNE_SECONDS)
+        writer.put(record(3))
+        while store.old:
+            pass
+        writer.close()
+    assert len(store.stored) == 4
+    assert [entry.message for entry in caplog.records] == [
+        "is locked; old records stay until that works"
+    ]
+
+
+def test_by_default_nothing_is_ever_deleted() -> None:
+    store = FakeStore()
+    store.old = 1
+    writer = writer_of(store)
+    writer.start()
+    writer.put(record(1))
+    writer.close()
+    assert store.pruned == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.cache.storage import HostKVStorage, KVStorage
-from ostinato.ops.base import Float32Array, OpsBackend
+from ostinato.ops.base import AttentionMass, Float32Array, OpsBackend
 from ostinato.ops.select import select_backend
 from tests.ops.backends import all_exact_backends, exact_backend, head_unit
 from tests.ops.dense import LoadedDecoder, RandomDecoder, dense_logits, random_decoder
@@ -207,3 +207,27 @@ def test_the_backend_says_what_it_is(backend: str) -> None:
 def test_it_can_be_selected_by_name(backend: str) -> None:
     selected = select_backend(backend.split("-")[0])  # type: ignore[arg-type]
     assert isinstance(selected, type(exact_backend(backend)))
+
+
+def test_a_request_without_new_tokens_changes_nothing_for_the_others(backend: str) -> None:
+    ops = exact_backend(backend)
+    decoder = random_decoder(np.random.default_rng(5), head_dim=16)
+    loaded, found, sums = decoder.load(ops), [], []
+    for absent in (False, True):
+        kv = poisoned_kv(ops, decoder, KVDtype.FP32, 4, 6)
+        sequence = PagedSequence(np.array([3, 1], np.int32), 4)
+        pieces = [Piece(sequence, np.arange(5, dtype=np.int32))]
+        if absent:
+            nobody = PagedSequence(np.array([0, 0], np.int32), 4)
+            waiting = PagedSequence(np.array([2, 5], np.int32), 4, num_computed=6)
+            none: list[int] = []
+            pieces = [Piece(nobody, none), *pieces, Piece(waiting, none)]
+        batch = make_batch(pieces)
+        mass = AttentionMass.of(batch)
+        hidden = ops.run_layers(
+            ops.embed(loaded.head, batch), loaded.layers, loaded.rope, batch, kv, mass
+        )
+        found.append(ops.logits(hidden, loaded.head, batch))
+        sums.append(mass.sums)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(sums[1], [[0, 0], *sums[0], [0, 0]])

@@ -23,6 +23,13 @@ LOSSLESS = [
     ("Q4_1", "int4_minimum"),
     ("Q4_0", "int4_minimum"),
     ("Q8_0", "int8"),
+    ("Q4_0", "int8"),
+    ("Q5_0", "int8"),
+    ("Q4_0", "int8_minimum"),
+    ("Q4_1", "int8_minimum"),
+    ("Q5_0", "int8_minimum"),
+    ("Q5_1", "int8_minimum"),
+    ("Q8_0", "int8_minimum"),
 ]
 """Encodings and the packed formats that take them as they are."""
 
@@ -48,8 +55,9 @@ def random_blocks(
     """Stored bytes that use every code, and the values that the gguf package reads from them."""
     scale = (rng.standard_normal((rows, groups, 1)) * 0.01).astype(np.float16).view(np.uint8)
     minimum = (rng.standard_normal((rows, groups, 1)) * 0.1).astype(np.float16).view(np.uint8)
-    codes = rng.integers(0, 256, (rows, groups, 32 if encoding == "Q8_0" else 16), np.uint8)
-    parts = [scale, minimum, codes] if encoding == "Q4_1" else [scale, codes]
+    code_bytes = {"4": 16, "5": 20, "8": 32}[encoding[1]]
+    codes = rng.integers(0, 256, (rows, groups, code_bytes), np.uint8)
+    parts = [scale, minimum, codes] if encoding.endswith("_1") else [scale, codes]
     raw = np.concatenate(parts, axis=-1).reshape(rows, -1)
     return raw, quants.dequantize(raw, GGMLQuantizationType[encoding])
 
@@ -69,7 +77,7 @@ def test_quantised_weights_multiply_as_their_values(
     rng = np.random.default_rng(seed)
     raw, values = random_blocks(rng, encoding, rows, groups)
     matrix = packed_matrix(packed, encoding, raw, groups * GROUP)
-    np.testing.assert_allclose(unpacked(matrix, rows, groups * GROUP), values, atol=1e-6)
+    np.testing.assert_array_equal(unpacked(matrix, rows, groups * GROUP), values)
     x = rng.standard_normal((tokens, groups * GROUP)).astype(np.float32)
     out = np.full((tokens, rows), np.nan, np.float32)
     cpu_backend(isa)._runtime.linear(matrix, x, out)
@@ -83,7 +91,8 @@ def test_quantised_weights_multiply_as_their_values(
 
 
 @pytest.mark.parametrize(
-    ("packed", "steps"), [("int8", 127.0), ("int4", 7.0), ("int4_minimum", 7.5)]
+    ("packed", "steps"),
+    [("int8", 127.0), ("int8_minimum", 127.5), ("int4", 7.0), ("int4_minimum", 7.5)],
 )
 @pytest.mark.parametrize("columns", [1, 32, 70, 320])
 def test_rounding_to_integers_is_off_by_half_a_step_at_most(

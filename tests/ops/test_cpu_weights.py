@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, quants
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.ops.base import Float32Array, WeightTensor
+from ostinato.ops.packed_weights import PackedWeights
 from ostinato.ops.reference import ReferenceBackend
 from tests.ops.backends import ISAS, NOT_BUILT, needs_native
 from tests.ops.dense import ArrayTensor, RandomDecoder, random_decoder
@@ -24,7 +25,7 @@ cpu_weights: Any = pytest.importorskip(
     "ostinato.ops.cpu_weights", reason=NOT_BUILT, exc_type=ImportError
 )
 
-ROWS, COLUMNS = 48, 96
+ROWS, COLUMNS = 48, 256
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def quantised(values: Float32Array, encoding: str, name: str = "w") -> Quantised
     return QuantisedTensor(name, quants.quantize(values, kind), encoding)
 
 
+def k_quantised(name: str = "w") -> QuantisedTensor:
+    """Random codes in Q6_K: 128 + 64 bytes of codes, 16 scales and an fp16 for 256 weights."""
+    raw = np.random.default_rng(0).integers(0, 256, (ROWS, 210), np.uint8)
+    raw[:, 208:] = np.array([1e-3], np.float16).view(np.uint8)
+    return QuantisedTensor(name, raw, "Q6_K")
+
+
 def random_values(seed: int = 0) -> Float32Array:
     return np.random.default_rng(seed).standard_normal((ROWS, COLUMNS)).astype(np.float32)
 
@@ -66,7 +74,7 @@ def rows_of(matrix: Any) -> Float32Array:
 
 
 def pack(tensor: WeightTensor, folder: Path | None, wanted: str = "auto") -> Float32Array:
-    return rows_of(cpu_weights.pack([tensor], cpu_weights.PackedWeights(folder), wanted))
+    return rows_of(cpu_weights.pack([tensor], PackedWeights(folder), wanted))
 
 
 @pytest.fixture
@@ -85,8 +93,8 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture
 def tensor() -> QuantisedTensor:
-    """Costly to pack: Q5_0 goes through float32 to int8."""
-    return quantised(random_values(), "Q5_0")
+    """Costly to pack: K-quants go through float32 to int8."""
+    return k_quantised()
 
 
 def test_the_second_load_reads_what_the_first_one_kept(
@@ -101,7 +109,8 @@ def test_the_second_load_reads_what_the_first_one_kept(
 
 
 def test_nothing_is_kept_of_what_packs_as_fast_as_it_reads(tmp_path: Path) -> None:
-    pack(quantised(random_values(), "Q4_1"), tmp_path)
+    for encoding in ("Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+        pack(quantised(random_values(), encoding), tmp_path)
     pack(ArrayTensor("w", random_values()), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -159,7 +168,7 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")  # a file where the folder should be: holds for root as well
-    cache = cpu_weights.PackedWeights(blocked / "packed")
+    cache = PackedWeights(blocked / "packed")
     expected = pack(tensor, None)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -172,14 +181,21 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
 def test_each_target_format_and_tensor_has_a_file_of_its_own(tmp_path: Path) -> None:
     values = random_values()
     for tensor, wanted in (
-        (quantised(values, "Q5_0"), "int8"),
-        (quantised(values, "Q5_0"), "int4"),
-        (quantised(values, "Q5_0", "other"), "int8"),
-        (quantised(values, "Q5_1"), "int8"),
+        (k_quantised(), "int8"),
+        (k_quantised(), "int4"),
+        (k_quantised("other"), "int8"),
+        (quantised(values, "Q5_1"), "int4"),
     ):
         before = len(list(tmp_path.iterdir()))
         pack(tensor, tmp_path, wanted)
         assert len(list(tmp_path.iterdir())) == before + 1
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("wanted", ["auto", "int8"])
+def test_codes_of_a_file_are_not_rounded_again(encoding: str, wanted: str) -> None:
+    tensor = quantised(random_values(), encoding)
+    np.testing.assert_array_equal(pack(tensor, None, wanted), tensor.to_float32())
 
 
 @pytest.mark.parametrize(
@@ -190,6 +206,12 @@ def test_each_target_format_and_tensor_has_a_file_of_its_own(tmp_path: Path) -> 
         (["Q8_0"], "auto", "int8"),
         (["Q4_0", "Q8_0"], "auto", "int8"),
         (["Q5_0"], "auto", "int8"),
+        (["Q5_0", "Q4_0", "Q8_0"], "auto", "int8"),
+        (["Q5_1"], "auto", "int8_minimum"),
+        (["Q8_0", "Q5_1", "Q4_1"], "auto", "int8_minimum"),
+        (["Q5_1", "F16"], "auto", "int8"),
+        (["Q4_1"], "int8", "int8_minimum"),
+        (["Q4_0"], "int8", "int8"),
         (["F16"], "auto", "fp16"),
         (["F16", "F32"], "auto", "fp32"),
         (["BF16"], "auto", "fp32"),

@@ -107,12 +107,19 @@ def calls() -> dict[str, Call]:
                 "slots": slots,
                 "query_start": ints(0, 2, 3),
                 "block_tables": tables,
+                "wanted": ints(2, 1),
                 "kv": kv.array,
             },
         ),
         "logits": Call(
             runtime.logits,
-            {"head": head, "hidden": hidden, "indices": ints(2, 0), "out": floats(2, VOCAB)},
+            {
+                "head": head,
+                "hidden": hidden,
+                "indices": ints(2, 0),
+                "argmax_only": np.array([True, False]),
+                "out": floats(2, VOCAB),
+            },
         ),
         "top_k": Call(
             runtime.top_k,
@@ -122,6 +129,15 @@ def calls() -> dict[str, Call]:
                 "ids": np.zeros((2, 5), np.int32),
                 "values": floats(2, 5),
                 "log_sums": floats(2),
+            },
+        ),
+        "find_largest": Call(
+            runtime.find_largest,
+            {
+                "logits": floats(2, VOCAB),
+                "limit": 1.0,
+                "ids": np.zeros(2, np.int32),
+                "within": np.zeros(2, np.bool_),
             },
         ),
     }
@@ -223,6 +239,8 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"query_start": ints()},
         {"block_tables": np.array([[0, 2, NUM_BLOCKS], [1, 0, 0]], np.int32)},
         {"block_tables": np.array([[0, 2], [1, 0]], np.int32)},
+        {"wanted": ints(3)},
+        {"wanted": ints(0, -1)},
         {"kv": kv_of(NUM_BLOCKS, NUM_LAYERS - 1, 2, KV_HEADS, BLOCK_SIZE, DIM)},
         {"kv": kv_of(NUM_BLOCKS, NUM_LAYERS, 2, KV_HEADS + 1, BLOCK_SIZE, DIM)},
         {"kv": kv_of(5, NUM_LAYERS, 2, KV_HEADS, BLOCK_SIZE, DIM)},
@@ -231,6 +249,7 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"indices": ints(3, 0)},
         {"indices": ints(-1, 0)},
         {"indices": ints(0)},
+        {"argmax_only": np.array([True])},
         {"out": floats(2, VOCAB - 1)},
         {"hidden": floats(3, HIDDEN + 1)},
     ],
@@ -241,6 +260,12 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"log_sums": floats(1)},
         {"scale": float("nan")},
         {"scale": -1.0},
+    ],
+    "find_largest": [
+        {"logits": floats(3, VOCAB)},
+        {"logits": floats(2, 0)},
+        {"ids": np.zeros(3, np.int32)},
+        {"within": np.zeros(1, np.bool_)},
     ],
 }
 

@@ -69,3 +69,17 @@ def test_an_instruction_set_that_this_cpu_lacks_is_an_error_that_names_it() -> N
 
     with pytest.raises(ConfigError, match="sse9000"):
         CpuBackend(isa="sse9000")
+
+
+@needs_native
+def test_a_cpu_that_runs_no_kernels_is_told_so_in_whole_sentences(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lacks(*_: object, **__: object) -> None:
+        raise ValueError("this CPU lacks something")
+
+    monkeypatch.setattr("ostinato._native.Runtime", lacks)
+    assert isinstance(select_backend("auto"), ReferenceBackend)
+    (record,) = caplog.records
+    said = "The native kernels cannot run here: this CPU lacks something. The NumPy backend runs"
+    assert record.getMessage().startswith(said)

@@ -145,6 +145,17 @@ ROWS = [
     row("read just before it expires", SYSTEM_ONLY, again(SYSTEM_ONLY, (1500, 0, 0, 104), 299)),
     row("after expiry it is written anew", SYSTEM_ONLY, again(SYSTEM_ONLY, (0, 1500, 0, 104), 300)),
     row(
+        "what a request found is refreshed from its start, though the entry ends while it waits for its answer",
+        SYSTEM_ONLY,
+        Together(
+            (
+                ask(S, U5, want=(1500, 100, 0, 4), wait=299.0),
+                ask(system("z", 1500), U, want=(0, 0, 0, 1604), wait=100.0),
+            )
+        ),
+        again(SYSTEM_ONLY, (1500, 0, 0, 104), 100),
+    ),
+    row(
         "a hit refreshes it",
         SYSTEM_ONLY,
         *(again(SYSTEM_ONLY, (1500, 0, 0, 104), 290) for _ in range(4)),

@@ -58,7 +58,7 @@ CASES = [
     ("longer by a turn", f"{BASE} a:hi u:more", {}, None),
     ("an earlier state of the conversation", "t:one t:two s:rules", {}, None),
     ("another model", BASE, {"model": "n"}, (Change.MODEL, 0)),
-    ("another key", BASE, {"cache_key": "k"}, (Change.CACHE_KEY, 43)),
+    ("another key", BASE, {"cache_key": "k"}, (Change.CACHE_KEY, 0)),
     ("another tier", BASE, {"service_tier": "flex"}, (Change.SERVICE_TIER, 43)),
     ("a changed tool", "t:one t:2 s:rules u:hello", {}, (Change.TOOLS, 10)),
     ("a removed tool", "t:one s:rules u:hello", {}, (Change.TOOLS, 10)),

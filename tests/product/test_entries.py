@@ -9,12 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.types import TenantId
+from ostinato.cache.report import CacheReport
+from ostinato.cache.types import TenantId, Tier
 from ostinato.clock import ManualClock
 from ostinato.errors import ConfigError
-from ostinato.product.entries import CacheScope, Entry, EntryBook, EntryKey, PrefixDigests
+from ostinato.product.entries import (
+    CacheScope,
+    Entry,
+    EntryBook,
+    EntryKey,
+    NoJournal,
+    PrefixDigests,
+)
+from ostinato.product.prompt_cache import PromptCache
 from ostinato.product.rules import HOUSE_RULES, house_rules
-from ostinato.product.segments import TTLClass
+from ostinato.product.segments import Breakpoint, Segment, SegmentKind, TTLClass
 
 SECRET = b"s" * 32
 SCOPE = CacheScope(TenantId("us"), "model")
@@ -79,6 +88,29 @@ def test_no_refresh_moves_it_beyond_its_bound() -> None:
     assert len(book) == 0
 
 
+def test_what_was_written_under_other_rules_is_not_read() -> None:
+    clock = ManualClock(0.0)
+    book = EntryBook(clock)
+    segments = (Segment(SegmentKind.USER, "messages[0]", 0, Breakpoint()),)
+    for name, read in (("anthropic-512", 0), ("anthropic-1024", 0), ("anthropic-512", 1900)):
+        cache = PromptCache(clock, SECRET, house_rules(name), book=book)
+        asked = cache.plan(SCOPE, np.arange(2000, dtype=np.int32), segments, [1900])
+        assert cache.settle(asked, CacheReport(2000, {Tier.DEVICE: 1999})).read == read
+
+
+def test_a_book_that_has_kept_too_much_lets_go_of_what_ends_first_and_says_so() -> None:
+    told: list[EntryKey] = []
+
+    class Journal(NoJournal):
+        def forget(self, key: EntryKey) -> None:
+            told.append(key)
+
+    kept = [entry(b"a", 900.0), entry(b"b", 300.0), entry(b"c", 600.0)]
+    book = EntryBook(ManualClock(0.0), max_entries=2, journal=Journal(), kept=kept)
+    assert len(book) == 2
+    assert told == [b"b"]
+
+
 def test_a_full_book_lets_go_of_what_ends_first() -> None:
     book = EntryBook(ManualClock(0.0), max_entries=2)
     for name, until in ((b"a", 900.0), (b"b", 300.0), (b"c", 600.0)):
@@ -94,6 +126,15 @@ def test_writing_it_again_with_a_shorter_lifetime_takes_nothing_away() -> None:
     found = book.find(EntryKey(b"a"))
     assert found is not None
     assert (found.expires_at, found.ttl) == (3600.0, 3600.0)
+
+
+def test_of_two_writers_the_one_that_began_later_counts_in_whatever_order_they_settle() -> None:
+    book = EntryBook(ManualClock(0.0))
+    book.put(entry(b"a", 310.0))
+    book.put(entry(b"a", 300.0))
+    found = book.find(EntryKey(b"a"))
+    assert found is not None
+    assert found.expires_at == 310.0
 
 
 def test_forgetting_is_final_and_may_be_repeated() -> None:

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.build import build_manager
+from ostinato.cache.eviction import POLICIES
 from ostinato.cache.layout import KVCacheSpec, KVDtype
 from ostinato.cache.manager import KVCacheManager
 from ostinato.cache.prefix_loader import LoadPlan, PrefixLoader
@@ -87,12 +88,17 @@ class HierarchyMachine(RuleBasedStateMachine):
         ram=st.sampled_from([0, 2, 6, 100]),
         disk=st.sampled_from([0, 3, 12, 200]),
         policy=st.sampled_from(WritePolicy),
+        eviction=st.sampled_from(sorted(POLICIES)),
     )
-    def start(self, blocks: int, ram: int, disk: int, policy: WritePolicy) -> None:
+    def start(self, blocks: int, ram: int, disk: int, policy: WritePolicy, eviction: str) -> None:
         self.sizes = (blocks, ram, disk)
         self.policy = policy
         self.maker = TierMaker(
-            "disk", self.folder / "kv", format=new_format(SPEC.bytes_per_block), io=self.io
+            "disk",
+            self.folder / "kv",
+            format=new_format(SPEC.bytes_per_block),
+            io=self.io,
+            policy=eviction,
         )
         self._open()
 
@@ -100,7 +106,9 @@ class HierarchyMachine(RuleBasedStateMachine):
         blocks, ram, disk = self.sizes
         self.storage = HostKVStorage(SPEC, blocks)
         self.transfers = ManualTransfers()
-        self.ram = FaultyTier(Tier.RAM, SPEC.bytes_per_block, max(ram, 1), self.maker.clock)
+        self.ram = FaultyTier(
+            Tier.RAM, SPEC.bytes_per_block, max(ram, 1), self.maker.clock, self.maker.policy
+        )
         tiers: list[KVTier] = [self.ram] if ram or not disk else []
         self.disk = self.maker.make(disk) if disk else None
         tiers += [self.disk] if self.disk is not None else []

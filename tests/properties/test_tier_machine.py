@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ostinato.cache.eviction import POLICIES
 from ostinato.cache.retention import Retention
 from ostinato.cache.tiers.base import LoadJob, StoreJob, TierAnswer, TierBlock
 from ostinato.cache.tiers.disk_files import BLOCKS_NAME, INDEX_NAME
@@ -107,9 +108,9 @@ class TierMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="ostinato-tier-"))
         self.io = FaultyIO()
 
-    @initialize(capacity=st.integers(1, 9))
-    def start(self, capacity: int) -> None:
-        self.maker = TierMaker(self.kind, self.folder / "kv", self.url, io=self.io)
+    @initialize(capacity=st.integers(1, 9), policy=st.sampled_from(sorted(POLICIES)))
+    def start(self, capacity: int, policy: str) -> None:
+        self.maker = TierMaker(self.kind, self.folder / "kv", self.url, policy, io=self.io)
         self.tier = self.maker.make(capacity)
         self.model = TierModel(capacity, dict(ALL))
 
@@ -147,7 +148,7 @@ class TierMachine(RuleBasedStateMachine):
         evicted = self.model.ready - self._readable()
         assert evicted <= may_go
         assert len(evicted) == max(0, lacking)
-        self.model.remove(evicted)
+        self.model.evict(evicted)
         self.stores.append(OpenStore(job, self.model.reserve(wanted)))
         return True
 
@@ -218,13 +219,17 @@ class TierMachine(RuleBasedStateMachine):
         self.tier.touch(keys_of(prompt))
 
     @rule(
-        prompt=st.sampled_from(PROMPTS), ttl=st.sampled_from([None, 5.0, 20.0]), hard=st.booleans()
+        prompt=st.sampled_from(PROMPTS),
+        first=st.sampled_from([0, 0, 1, 2]),
+        ttl=st.sampled_from([None, 5.0, 20.0]),
+        hard=st.booleans(),
     )
-    def retain(self, prompt: list[TierBlock], ttl: float | None, hard: bool) -> None:
+    def retain(self, prompt: list[TierBlock], first: int, ttl: float | None, hard: bool) -> None:
+        """Of all of a prompt, or of its end alone: a renewal."""
         now = self.maker.clock.time()
         promise = None if ttl is None else Retention(now + ttl, hard, ttl)
-        self.tier.retain(keys_of(prompt), promise)
-        self.model.retain(keys_of(prompt), promise)
+        self.tier.retain(keys_of(prompt)[first:], promise)
+        self.model.retain(keys_of(prompt)[first:], promise)
 
     @rule(key=st.sampled_from(sorted(ALL)))
     def erase(self, key: BlockHash) -> None:
@@ -358,8 +363,12 @@ class DiskMachine(TierMachine):
         for key in found:
             promise = self.tier.retention(key)
             assert promise is None or promise.readable(now)
-            if not self.faults and key in expected:
-                assert promise == model.copies[key].promise
+        if not self.faults and found == expected:
+            model.remove_tree(set(model.copies) - found)
+            model.cover_heads()
+            assert {key: self.tier.retention(key) for key in found} == {
+                key: model.copies[key].promise for key in found
+            }
         self.model = TierModel(model.capacity, dict(ALL), written=model.written)
         for copy in self.model.reserve(
             [TierBlock(ALL[k].identity, self.tier.retention(k)) for k in found]

@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from ostinato.cache.eviction import POLICIES
 from ostinato.cache.tiers.base import KVTier, TierFailure
 from ostinato.cache.tiers.carrier import RawCarrier
 from ostinato.cache.tiers.disk_files import BLOCKS_NAME
@@ -53,11 +54,12 @@ class TieredEngineMachine(EngineMachine):
             format=new_format(block_bytes),
             clock=clock,  # type: ignore[arg-type]
             io=self.io,
+            policy=self.eviction,
         )
         self.tiers = [
             self.maker.make(size)
             if tier is Tier.DISK
-            else FaultyTier(tier, block_bytes, size, clock)
+            else FaultyTier(tier, block_bytes, size, clock, self.eviction)
             for tier, size in levels
             if size
         ]
@@ -81,6 +83,7 @@ class TieredEngineMachine(EngineMachine):
         seats=st.integers(2, 8),
         write_policy=st.sampled_from(WritePolicy),
         prefetch=st.sampled_from(PrefetchStop),
+        eviction=st.sampled_from(sorted(POLICIES)),
         sizes=st.tuples(*map(st.sampled_from, ([0, 2, 8, 40], [0, 4, 60, 60], [0, 60]))),
     )
     def build(
@@ -92,9 +95,11 @@ class TieredEngineMachine(EngineMachine):
         seats: int,
         write_policy: WritePolicy,
         prefetch: PrefetchStop,
+        eviction: str,
         sizes: tuple[int, int, int],
     ) -> None:
         self.write_policy, self.prefetch, self.sizes = write_policy, prefetch, sizes
+        self.eviction = eviction
         super().build(num_blocks, block_size, prefix_index, spare, None, seats, 0.0)
 
     # ------------------------------------------------------------------ what hits the tiers

@@ -137,6 +137,29 @@ class TierModel:
             if copy.users:
                 self.leaving.append(copy)
 
+    def evict(self, keys: set[BlockHash]) -> None:
+        """Tails first; what was promised to them has been promised to what is before them."""
+        for key in sorted(keys, key=lambda one: len(self.ancestors(one)), reverse=True):
+            self._cover_head(key)
+            self.remove([key])
+
+    def cover_heads(self) -> None:
+        """A new process has taken up what there is: until nothing changes any more."""
+        promises: list[Retention | None] = []
+        while promises != (promises := [copy.promise for copy in self.copies.values()]):
+            for key in self.copies:
+                self._cover_head(key)
+
+    def _cover_head(self, key: BlockHash) -> None:
+        parent, promise = self.blocks[key].identity.parent, self.copies[key].promise
+        before = None if parent is None else self.copies[parent]
+        if promise is None or before is None or before.promise is None:
+            return
+        until = max(promise.until, promise.until - promise.ttl + before.promise.ttl)
+        if until > before.promise.until:
+            before.promise = replace(before.promise, until=until)
+            self._prolong_prefix(before)
+
     def remove_tree(self, keys: Iterable[BlockHash]) -> None:
         self.remove(self.with_descendants(keys))
 

@@ -20,15 +20,18 @@ from ostinato.api.openai_chat import chat_router
 from ostinato.api.openai_completions import completions_router
 from ostinato.api.openai_responses.routes import responses_router
 from ostinato.api.openai_responses.store import ResponseStore
+from ostinato.api.openapi import DocumentedApp
 from ostinato.api.recording import NoLedger
 from ostinato.api.recording_middleware import RecordingMiddleware
 from ostinato.api.status_routes import status_router
 from ostinato.api.tenants import ApiKeyMiddleware, KeyRing
 from ostinato.cache.namespace import SECRET_BYTES
 from ostinato.clock import Clock
+from ostinato.insight.entry_metrics import EntryCollector
 from ostinato.insight.ledger_metrics import LedgerCollector
 from ostinato.insight.metrics import ServerMetrics
 from ostinato.ledger.writer import LedgerWriter
+from ostinato.product.entry_writer import EntryWriter
 from ostinato.product.prompt_cache import PromptCache
 from ostinato.product.rules import LOCAL
 
@@ -39,6 +42,7 @@ def create_app(
     clock: Clock,
     keys: KeyRing | None = None,
     prompt_cache: PromptCache | None = None,
+    entries: EntryWriter | None = None,
     ledger: LedgerWriter | None = None,
     responses: ResponseStore | None = None,
     cached_contents: CachedContents | None = None,
@@ -50,6 +54,7 @@ def create_app(
         clock: for latencies, uptime and the `created` fields.
         keys: who may ask; None: whoever reaches the server.
         prompt_cache: house rules and entries; None: the local ones, under a secret of this process.
+        entries: keeps those of `prompt_cache`; None: nobody does. Closing it is the caller's.
         ledger: takes a record of each request; None: nobody does. Starting and closing it is the caller's.
         responses: keeps them; None: in memory. Closing it is the caller's.
         cached_contents: Gemini's cache objects; None: in memory. Closing their store is the caller's.
@@ -57,12 +62,14 @@ def create_app(
     metrics = ServerMetrics(backend.stats, backend.models()[0].id, clock)
     if ledger is not None:
         metrics.registry.register(LedgerCollector(ledger.stats, backend.models()[0].id))
+    if entries is not None:
+        metrics.registry.register(EntryCollector(entries.stats, backend.models()[0].id))
     if prompt_cache is None:
         prompt_cache = PromptCache(
             clock, secrets.token_bytes(SECRET_BYTES), LOCAL, backend.health().block_size
         )
     context = ApiContext(backend, metrics, clock, clock.monotonic(), prompt_cache)
-    app = FastAPI(
+    app = DocumentedApp(
         title="Ostinato",
         version=version("ostinato"),
         summary="An LLM server in which caching is the product.",

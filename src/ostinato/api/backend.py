@@ -11,6 +11,7 @@ from ostinato.cache.types import DEFAULT_TENANT, TenantId, TokenArray
 from ostinato.engine.outputs import OutputDelta, RequestMeter
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.stats import EngineStats
+from ostinato.models.reasoning.syntax import Reasoning
 from ostinato.models.tools.syntax import ToolCallStyle
 
 PromptInput: TypeAlias = Prompt | str | tuple[int, ...]
@@ -26,12 +27,14 @@ class EncodedPrompt:
         token_ids: ``(num_tokens,)`` int32.
         segments: of a conversation, tools first; empty for text and token ids.
         boundaries: for each segment its end in tokens, None where the model's template does not show it.
+        reasoning: how its answers think; None if they do not.
     """
 
     source: PromptInput
     token_ids: TokenArray
     segments: tuple[Segment, ...] = ()
     boundaries: tuple[int | None, ...] = ()
+    reasoning: Reasoning | None = None
 
     @property
     def implicit_breakpoint(self) -> Breakpoint | None:

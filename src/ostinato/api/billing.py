@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class Billing:
         self._planned = planned
         self._meters = meters
         self._splits: dict[int, Split] = {}
+        for meter, request in zip(meters, planned, strict=True):
+            meter.bill_by(partial(cache.split, request))
 
     def settle(self, prompt_index: int, report: CacheReport) -> Split:
         """How the prompt's tokens are billed; the first call also lets others find its entries."""
@@ -41,3 +44,7 @@ class Billing:
         """One answer to the prompt has ended."""
         token_ids = np.asarray(output_token_ids, dtype=np.int32)
         self._cache.finish(self._planned[prompt_index], token_ids)
+
+    def count_reasoning(self, prompt_index: int, tokens: int) -> None:
+        """How many of the tokens generated so far were thoughts; the last call counts."""
+        self._meters[prompt_index].count_reasoning(tokens)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 
-from ostinato.api.backend import ServedModel
+from ostinato.api.backend import EncodedPrompt, ServedModel
 from ostinato.api.billing import Billing
 from ostinato.api.connection import (
     CLIENT_CLOSED_REQUEST,
@@ -39,6 +39,7 @@ class Call(Generic[BodyT]):
         timer: told of every delta.
         model: that answers.
         billing: of its prompts.
+        prompts: as they are computed.
     """
 
     body: BodyT
@@ -47,6 +48,7 @@ class Call(Generic[BodyT]):
     timer: RequestTimer
     model: ServedModel
     billing: Billing
+    prompts: Sequence[EncodedPrompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ async def answer(
         raise body.in_client_terms(error) from error
     except ClientDisconnectedError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    call = Call(body, head, params.n, timer, model, billing)
+    prompts = [one.prompt for one in requests]
+    call = Call(body, head, params.n, timer, model, billing, prompts)
     if body.streams:
         return EventStream(dialect.frames(call, streams), request_id_of(request.scope))
     try:

@@ -9,7 +9,9 @@ from pydantic import Field, Tag
 
 from ostinato.api import unsupported
 from ostinato.api.backend import ServedModel
+from ostinato.api.chat_pairing import require_answered_calls
 from ostinato.api.fields import (
+    NO_EFFORT,
     ApiModel,
     GenerationBody,
     Text,
@@ -107,6 +109,9 @@ class ChatRequest(GenerationBody, CachingFields):
         | None
     ) = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Text | None = Field(
+        default=None, description="Only none: the template's enable_thinking is then false."
+    )
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
@@ -123,6 +128,10 @@ class ChatRequest(GenerationBody, CachingFields):
         """
         self.refuse_what_responses_has()
         unsupported.refuse_unsupported(self.model_extra, unsupported.CHAT)
+        if self.reasoning_effort not in (None, NO_EFFORT):
+            raise unsupported.unsupported(
+                "reasoning_effort", "how much it thinks is the model's affair"
+            )
         if self.stream_options is not None:
             extra = self.stream_options.model_extra
             unsupported.refuse_unsupported(extra, unsupported.STREAM_OPTIONS, "stream_options.")
@@ -185,7 +194,7 @@ class ChatRequest(GenerationBody, CachingFields):
         """The conversation in canonical form.
 
         Raises:
-            InvalidRequestError: a message has not what its role needs.
+            InvalidRequestError: a message has not what its role needs, or calls and results do not pair.
         """
         if not self.messages:
             raise InvalidRequestError(
@@ -193,14 +202,19 @@ class ChatRequest(GenerationBody, CachingFields):
             )
         variables = dict(self.chat_template_kwargs or {})
         refuse_reserved(variables)
+        if self.reasoning_effort == NO_EFFORT:
+            variables.setdefault("enable_thinking", False)
+        messages = tuple(
+            _message(message, f"messages[{i}]", self.breakpoint_of)
+            for i, message in enumerate(self.messages)
+        )
+        asks = self.add_generation_prompt is not False
+        require_answered_calls(messages, asks_for_answer=asks)
         prompt = Prompt(
-            messages=tuple(
-                _message(message, f"messages[{i}]", self.breakpoint_of)
-                for i, message in enumerate(self.messages)
-            ),
+            messages=messages,
             tools=tuple(map(ToolDefinition, self.tools or ())),
             template_variables=variables,
-            add_generation_prompt=self.add_generation_prompt is not False,
+            add_generation_prompt=asks,
             implicit_breakpoint=self.implicit_breakpoint(),
         )
         return (prompt,)

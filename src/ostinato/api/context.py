@@ -12,6 +12,7 @@ from ostinato.api.fields import GenerationBody
 from ostinato.api.recording import Recording
 from ostinato.cache.types import TenantId
 from ostinato.clock import Clock
+from ostinato.engine.reasoning import allow_reasoning
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import RequestError
 from ostinato.insight.metrics import ServerMetrics
@@ -129,7 +130,7 @@ def to_requests(
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
             model=body.model,
             prompt=prompt,
-            params=params,
+            params=allow_reasoning(params, prompt.reasoning),
             tenant=tenant,
             cache_salt=body.cache_salt,
             retain=(*cached.plan.retain, *whole_prompt(prompt, retention_seconds)),

@@ -13,10 +13,13 @@ from ostinato.api.recording import note_error
 from ostinato.errors import (
     EngineOverloadedError,
     EngineStoppedError,
+    GrammarFailedError,
     InvalidRequestError,
     RequestError,
 )
 
+_MAX_PATH = 200
+"""Characters of a path that an error repeats."""
 _CODE_BY_STATUS = {
     400: "invalid_json",
     404: "not_found",
@@ -30,6 +33,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, _on_known_error)
     app.add_exception_handler(EngineOverloadedError, _on_known_error)
     app.add_exception_handler(EngineStoppedError, _on_known_error)
+    app.add_exception_handler(GrammarFailedError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
 
@@ -51,7 +55,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
                 code="unsupported_media_type",
             ),
         )
-    if error.body is None:
+    if error.body is None and any(one["loc"][0] == "body" for one in found):
         message = "the body must be a JSON object, not empty"
         return await _on_known_error(request, InvalidRequestError(message, code="invalid_json"))
     return await _on_known_error(request, validation.invalid_request(found))
@@ -70,8 +74,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     message = {
         400: "the body cannot be read as JSON: it must be UTF-8, its numbers of at most 4,300 digits, "
         "not nested thousands deep",
-        404: f"there is no {method} {path}; /docs lists what there is",
-        405: f"{path} does not take {method}, only {(error.headers or {}).get('Allow', '')}",
+        404: f"there is no {method} {path[:_MAX_PATH]}; /docs lists what there is",
+        405: f"{path[:_MAX_PATH]} does not take {method}, only {(error.headers or {}).get('Allow', '')}",
     }.get(error.status_code, str(error.detail))
     code = _CODE_BY_STATUS.get(error.status_code, "invalid_request")
     failure = Failure(error.status_code, message, code, headers=error.headers or {})

@@ -3,6 +3,7 @@
 | what happened                    | status |
 |----------------------------------|--------|
 | the caller's mistake             | 400    |
+| nothing can follow its grammar   | 400    |
 | no such model or route           | 404    |
 | wrong method                     | 405    |
 | body too large                   | 413    |
@@ -18,10 +19,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ostinato.errors import EngineOverloadedError, EngineStoppedError, RequestError
+from ostinato.errors import (
+    EngineOverloadedError,
+    EngineStoppedError,
+    GrammarFailedError,
+    RequestError,
+)
 
 RETRY_AFTER_SECONDS = 1
 """What a 503 advises: the queue of a CPU engine moves within seconds."""
+
+MAX_MESSAGE = 1000
+MAX_PARAM = 200
+"""Characters. Errors quote what they refuse, and names of a client's own making have no bound."""
 
 OVERLOADED = "engine_overloaded"
 """Code of a full queue; some dialects have a status of their own for it."""
@@ -64,7 +74,11 @@ def failure_of(error: Exception, request_id: str) -> Failure:
     """Any exception, as a failure; also used for errors in mid-stream, where no status is left."""
     if isinstance(error, RequestError):
         status = STATUS_BY_CODE.get(error.code, 400)
-        return Failure(status, str(error), error.code, error.param)
+        param = None if error.param is None else _shortened(error.param, MAX_PARAM)
+        return Failure(status, _shortened(str(error), MAX_MESSAGE), error.code, param)
+    if isinstance(error, GrammarFailedError):
+        reason = _shortened(str(error.__cause__), MAX_MESSAGE)
+        return Failure(400, f"{reason}; send a simpler schema or grammar", "grammar_failed")
     if isinstance(error, EngineOverloadedError):
         return Failure(503, str(error), OVERLOADED, headers=_RETRY)
     if isinstance(error, EngineStoppedError):
@@ -73,3 +87,7 @@ def failure_of(error: Exception, request_id: str) -> Failure:
         f"the server failed on this request; its log has the reason under request id {request_id}"
     )
     return Failure(500, message, "internal_error")
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -26,6 +26,8 @@ MAX_CACHE_TTL = 7 * 24 * 3600
 """Seconds."""
 MAX_TOKEN_ID = 2**31 - 1
 _MAX_TOKEN_ID_DIGITS = len(str(MAX_TOKEN_ID))
+NO_EFFORT = "none"
+"""OpenAI's word for a model that is not to think."""
 TAG_PREFIX = "~"
 """Marks the parts of an error's location that name a branch of a union and not a field."""
 

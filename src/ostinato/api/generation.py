@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ostinato.api.backend import Backend, GenerationRequest
 from ostinato.api.billing import Billing
@@ -16,6 +17,19 @@ from ostinato.errors import EngineStoppedError
 from ostinato.insight.metrics import RequestTimer
 
 Deltas = AsyncGenerator[OutputDelta, None]
+
+
+class DeltaReader(Protocol):
+    """Whatever reads one answer."""
+
+    def read(self, delta: OutputDelta) -> Sequence[object]:
+        """Take the next delta of the answer."""
+        ...
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """How many of its tokens were thoughts; None if that is not known."""
+        ...
 
 
 @dataclass(slots=True)
@@ -40,10 +54,12 @@ class Tally:
 
     Args:
         billing: of the call; told of the first delta of each prompt and of the end of each answer.
+        readers: of the answers to the call's only prompt, which know its thoughts; somebody else has them read.
     """
 
-    def __init__(self, billing: Billing) -> None:
+    def __init__(self, billing: Billing, readers: Sequence[DeltaReader] = ()) -> None:
         self._billing = billing
+        self._readers = readers
         self._outputs: dict[tuple[int, int], int] = {}
         self._token_ids: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self._last: dict[int, OutputDelta] = {}
@@ -65,8 +81,16 @@ class Tally:
             assert delta.report is not None
             output = sum(n for (p, _), n in self._outputs.items() if p == prompt_index)
             split = self._billing.settle(prompt_index, delta.report)
-            records.append(usage_of(delta.report, output, split))
+            reasoning = self._reasoning()
+            if reasoning is not None:
+                self._billing.count_reasoning(prompt_index, reasoning)
+            records.append(usage_of(delta.report, output, split, reasoning))
         return add_usage(records)
+
+    def _reasoning(self) -> int | None:
+        counts = [reader.num_reasoning_tokens for reader in self._readers]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
 
 
 async def open_streams(backend: Backend, requests: Sequence[GenerationRequest]) -> list[Deltas]:
@@ -109,19 +133,49 @@ async def run(
     timer.finish()
 
 
+async def watched(
+    deltas: Deltas, number: int, timer: RequestTimer, tally: Tally
+) -> AsyncGenerator[OutputDelta, None]:
+    """The deltas of one of several generations that make up an answer. Closing this closes them.
+
+    Raises:
+        EngineStoppedError: it was cut off by the engine.
+    """
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if delta.finish_reason is FinishReason.ABORT:
+                raise EngineStoppedError("the engine stopped before the answer was finished")
+            timer.observe(number, delta)
+            tally.add(0, delta)
+            yield delta
+
+
 async def collect(
-    streams: Sequence[Deltas], num_answers: int, timer: RequestTimer, billing: Billing
+    streams: Sequence[Deltas],
+    num_answers: int,
+    timer: RequestTimer,
+    billing: Billing,
+    readers: Sequence[DeltaReader] = (),
 ) -> tuple[list[list[Answer]], TokenUsage]:
     """Wait for everything.
+
+    Args:
+        streams: one a prompt.
+        num_answers: to each prompt.
+        timer: told of every delta.
+        billing: of the prompts.
+        readers: of the answers to the only prompt, which read them; none: nobody does.
 
     Returns:
         For each prompt its `num_answers` answers in order, and the usage of the call.
     """
-    tally = Tally(billing)
+    tally = Tally(billing, readers)
     choices = [[_Choice() for _ in range(num_answers)] for _ in streams]
     async with aclosing(run(streams, timer)) as deltas:
         async for prompt_index, delta in deltas:
             tally.add(prompt_index, delta)
+            if readers:
+                readers[delta.index].read(delta)
             choice = choices[prompt_index][delta.index]
             choice.texts.append(delta.text)
             choice.logprobs.extend(delta.logprobs)

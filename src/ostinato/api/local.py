@@ -27,6 +27,7 @@ from ostinato.engine.outputs import OutputDelta, RequestMeter
 from ostinato.engine.request import EngineRequest, token_array
 from ostinato.engine.stats import EngineStats
 from ostinato.models.chat_encoding import encode_segments
+from ostinato.models.reasoning.syntax import choose_reasoning, reasoning_of
 from ostinato.models.tools.syntax import choose_style
 
 OWNER = "ostinato"
@@ -48,16 +49,15 @@ class LocalBackend:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         model = engine.model
+        source = None if model.chat_template is None else model.chat_template.source
+        self._reasoning = choose_reasoning(engine.config.reasoning_parser, source)
         self._served = ServedModel(
             id=engine.config.served_model_name or model.name,
             created=int(model.path.stat().st_mtime),
             owned_by=OWNER,
             max_model_len=engine.limits.max_model_len,
             fingerprint=_fingerprint(engine),
-            tool_call_style=choose_style(
-                engine.config.tool_call_parser,
-                None if model.chat_template is None else model.chat_template.source,
-            ),
+            tool_call_style=choose_style(engine.config.tool_call_parser, source),
             end_token_ids=model.tokenizer.eos_token_ids,
         )
 
@@ -133,4 +133,5 @@ class LocalBackend:
             variables=prompt.template_variables,
             max_model_len=max_model_len,
         )
-        return EncodedPrompt(prompt, chat.token_ids, prompt.segments(), chat.boundaries)
+        thinks = reasoning_of(self._reasoning, chat.text_end)
+        return EncodedPrompt(prompt, chat.token_ids, prompt.segments(), chat.boundaries, thinks)

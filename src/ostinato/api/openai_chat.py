@@ -14,16 +14,16 @@ from typing import Any, TypeAlias
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from ostinato.api.answer_reader import AnswerEvent, AnswerReader, Thought
 from ostinato.api.call import Call, Dialect, answer
 from ostinato.api.chat_request import ChatRequest
 from ostinato.api.context import ApiContext
 from ostinato.api.generation import Answer, Deltas, Tally, collect, run
 from ostinato.api.logprobs import chat_logprobs
 from ostinato.api.sse import DONE, frame
-from ostinato.api.tool_calling import AnswerReader
 from ostinato.api.usage import openai_usage
 from ostinato.engine.outputs import FinishReason, OutputDelta
-from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted, ToolEvent
+from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted
 
 _Call: TypeAlias = Call[ChatRequest]
 
@@ -41,25 +41,25 @@ def chat_router(context: ApiContext) -> APIRouter:
 
 
 async def _whole(call: _Call, streams: Sequence[Deltas]) -> Response:
-    (answers,), usage = await collect(streams, call.num_answers, call.timer, call.billing)
+    readers = _readers(call)
+    (answers,), usage = await collect(streams, call.num_answers, call.timer, call.billing, readers)
+    choices = [_choice(call, index, answer, readers[index]) for index, answer in enumerate(answers)]
     return JSONResponse(
         {
             **call.head,
             "object": "chat.completion",
-            "choices": [_choice(call, i, answer) for i, answer in enumerate(answers)],
+            "choices": choices,
             "usage": openai_usage(usage),
         }
     )
 
 
-def _choice(call: _Call, index: int, answer: Answer) -> dict[str, Any]:
-    reader = _reader(call, index)
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-    if reader is not None:
-        reader.feed(answer.text)
-        reader.finish()
-        message["content"] = reader.text or (None if reader.calls else "")
-    if reader is not None and reader.calls:
+def _choice(call: _Call, index: int, answer: Answer, reader: AnswerReader) -> dict[str, Any]:
+    content = reader.text or (None if reader.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reader.thought:
+        message["reasoning_content"] = reader.thought
+    if reader.calls:
         message["tool_calls"] = [
             {
                 "id": made.call_id,
@@ -77,20 +77,27 @@ def _choice(call: _Call, index: int, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _reader(call: _Call, index: int) -> AnswerReader | None:
+def _readers(call: _Call) -> list[AnswerReader]:
+    """One for each answer."""
     use = call.body.tool_use(call.model)
-    return None if use is None else use.reader(call.head["id"], index)
+    [prompt] = call.prompts
+    return [
+        AnswerReader(
+            f"{call.head['id']}/{index}", prompt.reasoning, None if use is None else use.parser()
+        )
+        for index in range(call.num_answers)
+    ]
 
 
-def _finish_reason(reason: FinishReason, reader: AnswerReader | None) -> str:
-    if reader is not None and reader.calls and reason is FinishReason.STOP:
+def _finish_reason(reason: FinishReason, reader: AnswerReader) -> str:
+    if reader.calls and reason is FinishReason.STOP:
         return "tool_calls"
     return reason.value
 
 
 async def _frames(call: _Call, streams: Sequence[Deltas]) -> AsyncGenerator[str, None]:
-    tally = Tally(call.billing)
-    readers = [_reader(call, index) for index in range(call.num_answers)]
+    readers = _readers(call)
+    tally = Tally(call.billing, readers)
     opened = False
     async with aclosing(run(streams, call.timer)) as deltas:
         async for prompt_index, delta in deltas:
@@ -101,19 +108,21 @@ async def _frames(call: _Call, streams: Sequence[Deltas]) -> AsyncGenerator[str,
                     yield _chunk(call, index, {"role": "assistant", "content": ""})
             for text in _delta_frames(call, delta, readers[delta.index]):
                 yield text
+    usage = tally.usage()
     if call.body.wants_usage_chunk:
-        yield frame({**_head(call), "choices": [], "usage": openai_usage(tally.usage())})
+        yield frame({**_head(call), "choices": [], "usage": openai_usage(usage)})
     yield DONE
 
 
-def _delta_frames(call: _Call, delta: OutputDelta, reader: AnswerReader | None) -> list[str]:
+def _delta_frames(call: _Call, delta: OutputDelta, reader: AnswerReader) -> list[str]:
+    """What a delta shows: thoughts, content, the beginning of a call with its name, pieces of arguments."""
     frames = []
     logprobs = chat_logprobs(delta.logprobs) if call.body.logprobs and delta.logprobs else None
-    pieces = [{"content": delta.text}] if reader is None else _pieces(delta, reader)
+    pieces = [_piece(event, reader) for event in reader.read(delta)]
     if logprobs:  # tokens of calls have theirs too: they come with whatever is shown first
         first = pieces.pop(0) if pieces else {"content": ""}
         frames.append(_chunk(call, delta.index, first, logprobs=logprobs))
-    frames += [_chunk(call, delta.index, piece) for piece in pieces if piece != {"content": ""}]
+    frames += [_chunk(call, delta.index, piece) for piece in pieces]
     if delta.finish_reason is not None:
         reason = _finish_reason(delta.finish_reason, reader)
         end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
@@ -121,16 +130,10 @@ def _delta_frames(call: _Call, delta: OutputDelta, reader: AnswerReader | None) 
     return frames
 
 
-def _pieces(delta: OutputDelta, reader: AnswerReader) -> list[dict[str, Any]]:
-    """What a delta shows: content, the beginning of a call with its name, pieces of its arguments."""
-    events = reader.feed(delta.text)
-    if delta.finish_reason is not None:
-        events += reader.finish()
-    return [_piece(event, reader) for event in events]
-
-
-def _piece(event: ToolEvent, reader: AnswerReader) -> dict[str, Any]:
+def _piece(event: AnswerEvent, reader: AnswerReader) -> dict[str, Any]:
     match event:
+        case Thought(text):
+            return {"reasoning_content": text}
         case AnswerText(text):
             return {"content": text}
         case CallStarted(index, name):

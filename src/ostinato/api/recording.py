@@ -12,12 +12,13 @@ errors of ours, clients that left.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.types import Scope
 
+from ostinato.cache.report import CacheReport
 from ostinato.clock import Clock
 from ostinato.engine.outputs import FinishReason, RequestEnd
 from ostinato.errors import EngineOverloadedError, EngineStoppedError, RequestError
@@ -60,7 +61,6 @@ class Asked:
     retention: str | None = None
     answers: int = 1
     storage_token_seconds: int = 0
-    reasoning: int | None = None
 
     def take_body(self, body: object) -> None:
         """Take model, template and cache key from a parsed body, by the names that the dialects share."""
@@ -85,8 +85,10 @@ class Meter:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self.split: Split | None = None
+        self.reasoning: int | None = None
         self.ended: RequestEnd | None = None
+        self._split: Split | None = None
+        self._rule: Callable[[CacheReport], Split] | None = None
 
     def begin(self) -> None:
         self._recording.begun(self)
@@ -95,9 +97,26 @@ class Meter:
         self.ended = end
         self._recording.ended()
 
+    def bill_by(self, rule: Callable[[CacheReport], Split]) -> None:
+        """How the prompt is billed if the client leaves before it is told; a pure function, called from any
+        thread. Without one reads are what the engine reused."""
+        self._rule = rule
+
     def bill(self, split: Split) -> None:
-        """How the prompt is billed, as the client is told. Without it reads are what the engine reused."""
-        self.split = split
+        """How the prompt is billed, as the client is told."""
+        self._split = split
+
+    def split_of(self, report: CacheReport) -> Split:
+        """How the prompt is billed, whether or not the client was told."""
+        if self._split is not None:
+            return self._split
+        if self._rule is not None:
+            return self._rule(report)
+        return Split(report.cached_tokens, 0, 0, report.computed_tokens)
+
+    def count_reasoning(self, tokens: int) -> None:
+        """How many of the generated tokens were thoughts. Without it that is not known."""
+        self.reasoning = tokens
 
 
 @dataclass(slots=True)
@@ -197,13 +216,16 @@ class Recording:
             prompt += report.prompt_tokens
             for tier, tokens in report.read_by_tier.items():
                 by_tier[tier] = by_tier.get(tier, 0) + tokens
-            split = meter.split or Split(report.cached_tokens, 0, 0, report.computed_tokens)
+            split = meter.split_of(report)
             read, short, long = (
                 read + split.read,
                 short + split.write_short,
                 long + split.write_long,
             )
-        return TokenRecord(prompt, by_tier, read, short, long, output, self.asked.reasoning)
+        thoughts = [meter.reasoning for meter in self._meters if meter.reasoning is not None]
+        is_known = bool(thoughts) and len(thoughts) == len(self._meters)
+        reasoning = sum(thoughts) if is_known else None
+        return TokenRecord(prompt, by_tier, read, short, long, output, reasoning)
 
 
 def recording_of(scope: Scope) -> Recording:

@@ -23,7 +23,10 @@ def status_router(context: ApiContext) -> APIRouter:
             "name": "ostinato",
             "version": version("ostinato"),
             "models": [model.id for model in context.backend.models()],
-            "api": ["/v1/chat/completions", "/v1/completions", "/v1/models"],
+            "api": [
+                *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+                *("/v1beta/models", "/v1beta/cachedContents", "/v1/models"),
+            ],
             "docs": "/docs",
             "health": "/health",
             "metrics": "/metrics",

@@ -1,12 +1,11 @@
 """Tool calling, the same in every dialect: what may be called, how answers are held to it, what they called.
 
-tools, tool_choice ──► plan_tools ──► ToolUse ──► grammar   for SamplingParams
-                                             └──► reader    for each answer's text
+tools, tool_choice ──► plan_tools ──► ToolUse ──► constrain  what an answer may be
+                                             └──► parser     for each answer's text; see `AnswerReader`
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,17 +16,15 @@ from ostinato.engine.grammar.spec import Grammar, GrammarKind, GrammarSpec
 from ostinato.engine.grammar.tools import (
     FunctionSchema,
     calls_or_json,
+    no_calls,
     optional_calls,
     required_calls,
 )
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError
 from ostinato.models.chat_encoding import UNSUPPORTED_CODE
-from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted, ToolEvent
 from ostinato.models.tools.parser import ToolCallParser
 from ostinato.models.tools.syntax import SYNTAXES, ToolCallStyle, ToolCallSyntax
-
-_ID_DIGITS = 24
 
 
 class ToolMode(StrEnum):
@@ -38,7 +35,8 @@ class ToolMode(StrEnum):
     REQUIRED = "required"
     """The client: at least one call."""
     NONE = "none"
-    """The client: no call. The tools stay in the prompt, so that its prefix stays the same."""
+    """The client: no call. The tools stay in the prompt, so that its prefix stays in the cache; the model is
+    kept from opening one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class ToolUse:
         syntax: how the model writes calls.
         functions: what may be called.
         is_required: an answer is calls and nothing else.
-        max_calls: of one answer; None: no bound.
+        max_calls: of one answer; None: no bound; 0: it may not open one.
     """
 
     syntax: ToolCallSyntax
@@ -75,19 +73,23 @@ class ToolUse:
     max_calls: int | None
 
     def constrain(self, params: SamplingParams) -> SamplingParams:
-        """`params` under which every call is sound; text in the form that they ask for stays possible.
+        """`params` under which every call is sound, or none is opened; text in the form that they ask for stays
+        possible.
 
         Raises:
             InvalidRequestError: what they ask for besides cannot be had together with tools.
         """
+        if self.max_calls == 0:
+            return replace(params, grammar=params.grammar or no_calls(self.syntax, self.functions))
         shown = (*params.shown_special_tokens, self.syntax.opening)
         return replace(params, grammar=self._grammar(params.grammar), shown_special_tokens=shown)
 
-    def reader(self, response_id: str, answer_index: int) -> AnswerReader:
-        """For the text of one answer."""
+    def parser(self) -> ToolCallParser | None:
+        """For the text of one answer; None if there is nothing but text in it."""
+        if self.max_calls == 0:
+            return None
         names = [function.name for function in self.functions]
-        parser = ToolCallParser(self.syntax, names, self.max_calls)
-        return AnswerReader(parser, f"{response_id}/{answer_index}")
+        return ToolCallParser(self.syntax, names, self.max_calls)
 
     def _grammar(self, wanted: GrammarSpec | None) -> GrammarSpec:
         if self.is_required:
@@ -101,65 +103,6 @@ class ToolUse:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedCall:
-    """A call of an answer; `arguments` is JSON text as the model wrote it."""
-
-    call_id: str
-    name: str
-    arguments: str
-
-
-class AnswerReader:
-    """Reads an answer's text as it comes, and keeps what it called.
-
-    Args:
-        parser: of the model's style.
-        scope: names the answer; ids of calls are made from it and from nothing else.
-    """
-
-    def __init__(self, parser: ToolCallParser, scope: str) -> None:
-        self._parser = parser
-        self._scope = scope
-        self._text: list[str] = []
-        self._calls: list[FinishedCall] = []
-
-    def feed(self, text: str) -> list[ToolEvent]:
-        """The next piece."""
-        return self._keep(self._parser.feed(text))
-
-    def finish(self) -> list[ToolEvent]:
-        """What was held back, when the answer is over."""
-        return self._keep(self._parser.finish())
-
-    @property
-    def text(self) -> str:
-        """All text so far, without calls."""
-        return "".join(self._text)
-
-    @property
-    def calls(self) -> Sequence[FinishedCall]:
-        """All calls so far, in order."""
-        return self._calls
-
-    def call_id(self, index: int) -> str:
-        """Id of a call: always the same for the same place in the same response."""
-        digest = hashlib.sha256(f"{self._scope}/{index}".encode()).hexdigest()
-        return f"call_{digest[:_ID_DIGITS]}"
-
-    def _keep(self, events: list[ToolEvent]) -> list[ToolEvent]:
-        for event in events:
-            match event:
-                case AnswerText(text):
-                    self._text.append(text)
-                case CallStarted(index, name):
-                    self._calls.append(FinishedCall(self.call_id(index), name, ""))
-                case CallArguments(index, piece):
-                    call = self._calls[index]
-                    self._calls[index] = replace(call, arguments=call.arguments + piece)
-        return events
-
-
 def plan_tools(
     tools: Sequence[ToolDefinition],
     choice: ToolChoice,
@@ -167,7 +110,7 @@ def plan_tools(
     *,
     loaded: Collection[str] = (),
 ) -> ToolUse | None:
-    """How answers use `tools`; None if they are not to call any, so that their text is all there is.
+    """How answers use `tools`; None if there are none to call, or none that could be told from text.
 
     Args:
         tools: all of the request's.
@@ -189,7 +132,7 @@ def plan_tools(
         if not tool.deferred or function.name in loaded
     ]
     callable_ = tuple(_chosen(present, choice))
-    if choice.mode is ToolMode.NONE or not callable_:
+    if not callable_:
         return None
     is_required = choice.mode is ToolMode.REQUIRED
     if style is None:
@@ -203,6 +146,8 @@ def plan_tools(
         )
     syntax = SYNTAXES[style]
     max_calls = None if choice.parallel and not syntax.calls_once else 1
+    if choice.mode is ToolMode.NONE:
+        max_calls = 0
     return ToolUse(syntax, callable_, is_required, max_calls)
 
 

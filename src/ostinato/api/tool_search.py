@@ -21,18 +21,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from ostinato.api.answer_reader import AnswerEvent, AnswerReader, FinishedCall
 from ostinato.api.generation import Deltas
 from ostinato.api.prompt import Message, Prompt, Role, TextPart, ToolCall, ToolDefinition
-from ostinato.api.tool_calling import AnswerReader, FinishedCall
 from ostinato.engine.grammar.text_pattern import TextPattern
 from ostinato.engine.outputs import FinishReason, OutputDelta
-from ostinato.models.tools.events import ToolEvent
 
 MAX_RESULTS = 5
 MAX_ROUNDS = 8
 """Searches that one request may run; the model's next call of a search tool ends it unanswered."""
 NOTHING_FOUND = "No tools were found."
 _FOUND = "These tools can be called now:"
+_FIELDS = ("name", "description", "parameters", "strict")
 
 _K1, _B = 1.2, 0.75
 _WORD = re.compile(r"[^\W_]+")
@@ -121,7 +121,7 @@ class ToolCatalog:
         """Run a call of a search tool, given its JSON text. Never raises: the model reads the error."""
         query = _query_of(arguments)
         if query is None:
-            return SearchResult((), "The search needs a query.", SearchError.UNAVAILABLE)
+            return SearchResult((), NOTHING_FOUND, SearchError.UNAVAILABLE)
         if kind is SearchKind.BM25:
             return self._result(self.search_bm25(query))
         try:
@@ -168,29 +168,51 @@ class ToolCatalog:
         Names that are not deferred tools are left out; a function of the names and definitions alone.
         """
         known = [name for name in dict.fromkeys(names) if name in self._schemas]
-        if not known:
-            return NOTHING_FOUND
-        lines = (json.dumps(self._schemas[name], ensure_ascii=False) for name in known)
-        return "\n".join([_FOUND, *lines])
+        return reference_text([self._schemas[name] for name in known])
 
     def _result(self, names: tuple[str, ...]) -> SearchResult:
         return SearchResult(names, self.reference_text(names))
 
 
-def append_search(prompt: Prompt, text: str, call: FinishedCall, result: SearchResult) -> Prompt:
+def reference_text(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """What brings these tools in: their definitions, each as templates write those at the front of a prompt.
+
+    Fields have an order of their own: SDKs that send a definition back may have changed the client's.
+    """
+    if not schemas:
+        return NOTHING_FOUND
+    lines = (json.dumps(_in_order(schema), ensure_ascii=False) for schema in schemas)
+    return "\n".join([_FOUND, *lines])
+
+
+def _in_order(schema: Mapping[str, Any]) -> dict[str, Any]:
+    function = schema["function"]
+    known = {name: function[name] for name in _FIELDS if name in function}
+    return {"type": schema["type"], "function": {**known, **function}}
+
+
+def append_searches(
+    prompt: Prompt,
+    thought: str | None,
+    text: str,
+    searches: Sequence[tuple[FinishedCall, SearchResult]],
+) -> Prompt:
     """`prompt` continued by an assistant turn that searched, and by what it found.
 
     Args:
         prompt: that the turn answered.
-        text: what the turn said before the call.
-        call: of the search tool.
-        result: of the search.
+        thought: what the turn began with.
+        text: what it said before its calls.
+        searches: its calls of search tools, and what came of them.
     """
     parts = (TextPart(text),) if text else ()
-    made = ToolCall(call.call_id, call.name, call.arguments)
-    turn = Message(Role.ASSISTANT, parts, tool_calls=(made,))
-    found = Message(Role.TOOL, (TextPart(result.text),), tool_call_id=call.call_id)
-    return replace(prompt, messages=(*prompt.messages, turn, found))
+    calls = tuple(ToolCall(call.call_id, call.name, call.arguments) for call, _ in searches)
+    turn = Message(Role.ASSISTANT, parts, tool_calls=calls, reasoning=thought)
+    found = (
+        Message(Role.TOOL, (TextPart(result.text),), tool_call_id=call.call_id)
+        for call, result in searches
+    )
+    return replace(prompt, messages=(*prompt.messages, turn, *found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +220,7 @@ class Progress:
     """A delta of the answer, and what its text says."""
 
     delta: OutputDelta
-    events: Sequence[ToolEvent]
+    events: Sequence[AnswerEvent]
     reader: AnswerReader
 
 
@@ -249,22 +271,21 @@ async def run_rounds(
         reason: FinishReason | None = None
         async with aclosing(current.deltas) as deltas:
             async for delta in deltas:
-                events = current.reader.feed(delta.text)
-                if delta.finish_reason is not None:
-                    events += current.reader.finish()
-                    reason = delta.finish_reason
+                events = current.reader.read(delta)
+                reason = delta.finish_reason
                 yield Progress(delta, events, current.reader)
         calls = current.reader.calls
         is_search = bool(calls) and all(call.name in searches for call in calls)
         if not is_search or reason is not FinishReason.STOP or number == MAX_ROUNDS:
             return
-        text = current.reader.text
+        searched: list[tuple[FinishedCall, SearchResult]] = []
         for call in calls:
             result = catalog.search(searches[call.name], call.arguments)
             found += [name for name in result.names if name not in found]
-            prompt = append_search(prompt, text, call, result)
-            text = ""
+            searched.append((call, result))
             yield Searched(call, result)
+        reader = current.reader
+        prompt = append_searches(prompt, reader.thought or None, reader.text, searched)
 
 
 def _query_of(arguments: str) -> str | None:

@@ -43,7 +43,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "audio": _EMPTY,
     "web_search_options": (None,),
     "moderation": (None,),
-    "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"),
     "echo": _OFF,
     "continue_final_message": _OFF,

@@ -67,13 +67,16 @@ TIER_ORDER = (Tier.DEVICE, Tier.RAM, Tier.DISK, Tier.REMOTE)
 """A prompt's head is found in the nearest tier, and what follows in ever farther ones."""
 
 
-def usage_of(report: CacheReport, output: int, split: Split | None = None) -> TokenUsage:
+def usage_of(
+    report: CacheReport, output: int, split: Split | None = None, reasoning: int | None = None
+) -> TokenUsage:
     """The usage of one prompt, counted once however many answers were generated from it.
 
     Args:
         report: of the engine.
         output: generated tokens, of all answers together.
         split: as the house rules bill it; None: what was reused is read, the rest is uncached.
+        reasoning: how many of `output` were thoughts, or None if that is not known.
     """
     if split is None:
         split = Split(report.cached_tokens, 0, 0, report.computed_tokens)
@@ -83,6 +86,7 @@ def usage_of(report: CacheReport, output: int, split: Split | None = None) -> To
         write_short=split.write_short,
         write_long=split.write_long,
         output=output,
+        reasoning=reasoning,
         reused=report.cached_tokens,
     )
 

@@ -9,10 +9,12 @@ from ostinato.api.fields import TAG_PREFIX
 from ostinato.errors import InvalidRequestError
 
 _MAX_SHOWN = 5
+_ROOTS = ("body", "query")
 _MAX_TEXT = 40
 
 _EXPECTED = {
     "int_type": "an integer",
+    "int_parsing": "an integer",
     "int_parsing_size": "an integer of at most 64 bits",
     "float_type": "a number",
     "string_type": "a string",
@@ -55,12 +57,12 @@ def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
 
 
 def path_of(location: Sequence[int | str]) -> str:
-    """``("body", "messages", 0, "~list", "content")`` → ``messages[0].content``."""
+    """``("body", "messages", 0, "~list", "content")`` → ``messages[0].content``; of a query the name alone."""
     path = ""
-    for part in location:
+    for part in location[1:] if location and location[0] in _ROOTS else location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(TAG_PREFIX) and (path or part != "body"):
+        elif not part.startswith(TAG_PREFIX):
             path += f".{part}" if path else part
     return path
 

@@ -25,6 +25,7 @@ class KVCacheBlock:
         identity: its name outside the device, while it is full and findable and there are lower tiers;
             else None. Owned by the manager.
         is_candidate: whether the eviction policy holds it. Owned by the pool, as are all below.
+        must_wipe: whether its content must not be left lying once nobody holds it.
         depth, hits, fan_out, last_used, tenant, retention: see `Evictable`; of a block that can be found.
     """
 
@@ -37,6 +38,7 @@ class KVCacheBlock:
         "identity",
         "is_candidate",
         "last_used",
+        "must_wipe",
         "next_free",
         "prev_free",
         "ref_cnt",
@@ -52,6 +54,7 @@ class KVCacheBlock:
         self.entry: object | None = None
         self.identity: BlockIdentity | None = None
         self.is_candidate = False
+        self.must_wipe = False
         self.depth = 0
         self.hits = 0
         self.fan_out = 0

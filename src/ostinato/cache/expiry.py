@@ -29,6 +29,8 @@ def erase_expired(
 ) -> int:
     """Free the blocks that may not be read any more and all that follows them; returns how many.
 
+    Their content is overwritten, of those that somebody still holds as soon as nobody does.
+
     Args:
         pool: of the blocks.
         index: where they are found.
@@ -38,7 +40,7 @@ def erase_expired(
     for block in pool.take_expired():
         for victim in (*_behind(index, block), block):
             if victim.entry is not None:
-                pool.forgotten(victim, forget(victim))
+                pool.erased(victim, forget(victim))
                 erased += 1
     return erased
 

@@ -72,7 +72,9 @@ class KVCacheManager:
         policy = LRU() if policy is None else policy
         self._names_blocks = tiers is not None or policy.wants_ghost_keys
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._pool = BlockPool(storage.num_blocks, policy, self._evict, self._is_leaf, self._clock)
+        self._pool = BlockPool(
+            storage.num_blocks, policy, self._evict, self._is_leaf, self._clock, storage.wipe_block
+        )
         if tiers is not None:
             tiers.attach(self._pool)
 

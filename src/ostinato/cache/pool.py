@@ -56,6 +56,7 @@ class BlockPool:
             Returns the block before it if that one is findable and nothing follows it any more.
         is_leaf: whether no findable block follows this findable one.
         clock: of promises.
+        wipe: overwrites the content of a block that was promised to be erased.
 
     Raises:
         ConfigError: if `num_blocks` is not positive.
@@ -68,6 +69,7 @@ class BlockPool:
         forget: Callable[[KVCacheBlock], KVCacheBlock | None],
         is_leaf: Callable[[KVCacheBlock], bool],
         clock: Clock | None = None,
+        wipe: Callable[[BlockId], None] = lambda block_id: None,
     ) -> None:
         if num_blocks < 1:
             raise ConfigError(f"a K/V pool needs at least one block, not {num_blocks}")
@@ -79,6 +81,7 @@ class BlockPool:
         self._forget = forget
         self._is_leaf = is_leaf
         self._clock: Clock = SystemClock() if clock is None else clock
+        self._wipe = wipe
         self._hard_promises: ExpiryQueue[KVCacheBlock] = ExpiryQueue()
         self._uses = 0  # what `last_used` counts
         self._cached = 0
@@ -189,6 +192,7 @@ class BlockPool:
 
     def _promise(self, block: KVCacheBlock, retention: Retention) -> None:
         block.retention = retention
+        self._policy.on_promise(block)
         if retention.hard:
             self._hard_promises.schedule(block, retention.until)
 
@@ -197,6 +201,7 @@ class BlockPool:
         self._policy.on_drop(block)
         if block.retention is not None:
             self._hard_promises.cancel(block)
+            block.must_wipe |= block.retention.hard
             block.retention = None
 
     def stored(self, blocks: Sequence[KVCacheBlock], previous: KVCacheBlock | None) -> None:
@@ -284,10 +289,16 @@ class BlockPool:
         idle = block.ref_cnt == 0 and block.transfers == 0
         if idle:
             self._uncache(block)
-            self._free.append(block)
         self._drop(block)
+        if idle:
+            self._set_free(block)
         if leaf is not None and leaf.ref_cnt == 0 and leaf.transfers == 0:
             self._offer(leaf)
+
+    def erased(self, block: KVCacheBlock, leaf: KVCacheBlock | None = None) -> None:
+        """`forgotten`, and nothing of its content may be left lying."""
+        block.must_wipe = True
+        self.forgotten(block, leaf)
 
     def evict_one(self) -> None:
         """Turn the policy's next victim into a free block.
@@ -314,6 +325,7 @@ class BlockPool:
             if leaf is not None and (leaf.ref_cnt or leaf.transfers):
                 leaf = None
             self._drop(victim)
+            self._wipe_if_due(victim)
             victims.append(victim)
         if leaf is not None:
             self._offer(leaf)
@@ -324,11 +336,21 @@ class BlockPool:
     def _settle(self, block: KVCacheBlock) -> None:
         """Nobody holds `block` any more."""
         if block.entry is None:
-            self._free.append(block)
+            self._set_free(block)
             return
         self._cached += 1
         if self._is_leaf(block):
             self._offer(block)
+
+    def _set_free(self, block: KVCacheBlock) -> None:
+        self._wipe_if_due(block)
+        self._free.append(block)
+
+    def _wipe_if_due(self, block: KVCacheBlock) -> None:
+        """Nobody holds `block`, which nobody can find: its content goes if that was promised."""
+        if block.must_wipe:
+            block.must_wipe = False
+            self._wipe(block.block_id)
 
     def _offer(self, block: KVCacheBlock) -> None:
         block.is_candidate = True

@@ -117,7 +117,7 @@ class PrefixLoader:
     def start(self, table: BlockTable, plan: LoadPlan, load: PrefixLoad) -> None:
         """Load what `plan` says and `load` pins into the blocks of `table`, allocated with ``plan.match``."""
         first = len(plan.match.found.blocks)
-        self.tiers.load(load, table.blocks[first : first + load.num_blocks])
+        self.tiers.load(load, table.blocks[first : first + load.num_blocks], plan.decision)
 
     def finish(
         self, table: BlockTable, token_ids: TokenArray, plan: LoadPlan, load: PrefixLoad

@@ -164,6 +164,12 @@ class QuantisedKVStorage:
             self._num_tokens[slot] = self._num_tokens[self.open_slot[source]]
             self._occupy(target, slot)
 
+    def wipe_block(self, block_id: BlockId) -> None:
+        """Overwrite the whole content, of which nothing may be left."""
+        with self._lock:
+            self._release_if_open(block_id)
+        self.sealed[block_id] = 0
+
     def block_bytes(self, block_id: BlockId) -> Bytes:
         """The bytes of a block as they are kept elsewhere, ``(bytes_per_block,)``, a view; seals it."""
         with self._lock:
@@ -243,6 +249,7 @@ class QuantisedKVStorage:
     def _release_if_open(self, block_id: BlockId) -> None:
         slot = int(self.open_slot[block_id])
         if slot != SEALED:
+            self.open[slot] = 0  # or a copy of what is wiped later would be left here
             self._free_slots.append(slot)
             self.open_slot[block_id] = SEALED
             del self._by_last_write[block_id]

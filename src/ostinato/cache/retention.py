@@ -7,8 +7,9 @@ A promise (`Retention`) lies on every block of a prefix. It is a priority and ne
 - after the deadline a *soft* promise is simply over: the block is ordinary. A *hard* one makes the block
   unreadable at that very moment, and it is erased from every tier soon after.
 
-When only promised blocks are left and room is needed, they go too, soonest deadline first. So nothing that a
-client asks for can wedge a pool.
+When only promised blocks are left and room is needed, they go too, soonest deadline first; and where several
+tenants have K/V, none keeps more than its budget, or else an equal share, by promises. So nothing that a client
+asks for can wedge a pool.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Retention:
         if now >= self.until:
             return self
         return Retention(max(self.until, now + self.ttl), self.hard, self.ttl)
+
+    def covering(self, behind: Retention) -> Retention:
+        """The promise to a block before one that has `behind`: each use of that was a use of this too."""
+        until = behind.until + max(self.ttl - behind.ttl, 0.0)
+        return Retention(max(self.until, until), self.hard, self.ttl)
 
     def merged(self, other: Retention) -> Retention:
         """What holds if both are promised for the same block: the longer, and hard if either is."""
@@ -120,12 +126,17 @@ class TenantBudgets:
 
     @property
     def limits_anybody(self) -> bool:
-        """False: nobody has to be charged."""
+        """False: nobody can be over budget."""
         return bool(self._limits) or self._default is not None
 
     def used(self, tenant: TenantId | None) -> int:
-        """What the tenant fills now; not counted where nobody has a limit."""
+        """What the tenant fills now."""
         return self._used[tenant]
+
+    @property
+    def num_tenants(self) -> int:
+        """Those that fill anything."""
+        return len(self._used)
 
     def charge(self, tenant: TenantId | None, amount: int) -> None:
         """The tenant fills `amount` more; negative to give it back."""

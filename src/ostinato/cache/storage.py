@@ -26,6 +26,10 @@ class KVStorage(Protocol):
         """Copy the whole content of `source` over `target`, ordered with later reads and writes."""
         ...
 
+    def wipe_block(self, block_id: BlockId) -> None:
+        """Overwrite the whole content, of which nothing may be left."""
+        ...
+
 
 class HostKVStorage:
     """All blocks in one NumPy array of the process.
@@ -59,6 +63,9 @@ class HostKVStorage:
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         np.copyto(self.array[target], self.array[source])
+
+    def wipe_block(self, block_id: BlockId) -> None:
+        self.array[block_id] = 0
 
     def block_bytes(self, block_id: BlockId) -> Bytes:
         """The bytes of a block as they are kept elsewhere, ``(bytes_per_block,)``; a view."""
@@ -105,4 +112,7 @@ class NullKVStorage:
         return self._num_blocks
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
+        return None
+
+    def wipe_block(self, block_id: BlockId) -> None:
         return None

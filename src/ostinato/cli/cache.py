@@ -89,6 +89,9 @@ def list_(dir_: FolderFlag = None, json_: JsonFlag = False) -> None:
         console.output().print(_contents_table(contents))
     else:
         typer.echo(f"Nothing is kept in {root}.")
+    for content in contents:
+        if content.error is not None:
+            console.messages().print(f"Cannot be read: {console.escape(content.error)}")
     if holder:
         console.messages().print(f"In use by {holder}; what it is writing just now may be missing.")
 
@@ -101,7 +104,8 @@ def verify(dir_: FolderFlag = None, repair: RepairFlag = False, json_: JsonFlag 
     root = _root(dir_)
     check = disk_check.repair if repair else disk_check.verify
     with _file_errors(root), disk_check.locked(root):
-        contents = [c for c in disk_check.list_contents(root, _now()) if c.folder.readable]
+        found = disk_check.list_contents(root, _now())
+        contents = [c for c in found if c.folder.readable and c.error is None]
         with _bytes_bar(sum(content.num_bytes for content in contents)) as advance:
             verdicts = [check(content.folder, _now(), advance) for content in contents]
     if json_:
@@ -109,10 +113,20 @@ def verify(dir_: FolderFlag = None, repair: RepairFlag = False, json_: JsonFlag 
     else:
         for verdict in verdicts:
             console.output().print(console.escape(_verdict_text(verdict)))
-        if not verdicts:
+        if not found:
             typer.echo(f"Nothing is kept in {root}.")
-    if not all(verdict.sound for verdict in verdicts):
-        if not json_:
+    unreadable = [content.folder for content in found if not content.folder.readable]
+    for folder in unreadable:
+        console.messages().print(
+            f"{folder.path.name} cannot be checked ({console.escape(_describe(folder)[1])}):"
+            " `ostinato cache prune` takes it out."
+        )
+    broken = [content.error for content in found if content.error is not None]
+    for error in broken:
+        console.messages().print(f"Cannot be read: {console.escape(error)}")
+    has_damage = not all(verdict.sound for verdict in verdicts)
+    if has_damage or broken or any(folder.manifest is None for folder in unreadable):
+        if has_damage and not json_:
             console.messages().print("`ostinato cache verify --repair` takes it out.")
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -237,7 +251,8 @@ def _content_json(content: FolderContent) -> dict[str, Any]:
     return {
         "folder": content.folder.path.name,
         "manifest": content.folder.manifest,
-        "readable": content.folder.readable,
+        "readable": content.folder.readable and content.error is None,
+        "error": content.error,
         "blocks": content.num_blocks,
         "file_bytes": content.folder.num_bytes,
         "block_bytes": content.num_bytes,

@@ -14,6 +14,7 @@ from ostinato.errors import ConfigError, OstinatoError
 
 _DATA = "data: "
 _DONE = "[DONE]"
+_BEHIND_THOUGHT = "\n\n"
 
 
 class ServerUnreachableError(OstinatoError):
@@ -156,8 +157,10 @@ class ChatClient:
 class AnswerStream:
     """One answer while it is written. Leaving the context early cancels it at the server.
 
+    Iterating gives what the model thinks, too, which is no part of the answer.
+
     Attributes:
-        text: all text so far.
+        text: all of the answer so far.
     """
 
     def __init__(self, http: httpx.Client, body: dict[str, Any], clock: Clock) -> None:
@@ -166,6 +169,7 @@ class AnswerStream:
         self._start = clock.monotonic()
         self._first: float | None = None
         self._usage: dict[str, Any] = {}
+        self._is_thinking = False
         self.text = ""
 
     def __enter__(self) -> AnswerStream:
@@ -207,9 +211,17 @@ class AnswerStream:
             raise ServerRefusedError(_error_message(payload))
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
-            if text := choice.get("delta", {}).get("content"):
-                if self._first is None:
-                    self._first = self._clock.monotonic() - self._start
+            delta = choice.get("delta", {})
+            thought, text = delta.get("reasoning_content"), delta.get("content")
+            if self._first is None and (thought or text):
+                self._first = self._clock.monotonic() - self._start
+            if thought:
+                self._is_thinking = True
+                yield thought
+            if text:
+                if self._is_thinking:
+                    yield _BEHIND_THOUGHT
+                self._is_thinking = False
                 self.text += text
                 yield text
 

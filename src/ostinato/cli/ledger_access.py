@@ -15,8 +15,10 @@ from ostinato.errors import ConfigError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from ostinato.clock import Clock
     from ostinato.config import OstinatoConfig
     from ostinato.ledger.query import UsageFilter
+    from ostinato.ledger.store import LedgerStore
     from ostinato.ledger.ttl_choice import UseHistory
     from ostinato.ledger.writer import LedgerWriter
 
@@ -60,7 +62,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 @contextlib.contextmanager
-def ledger_of(config: OstinatoConfig) -> Iterator[LedgerWriter | None]:
+def ledger_of(config: OstinatoConfig, clock: Clock) -> Iterator[LedgerWriter | None]:
     """A server's writer, not started yet; None if there is to be no ledger. In the end writes what is left.
 
     Raises:
@@ -79,7 +81,7 @@ def ledger_of(config: OstinatoConfig) -> Iterator[LedgerWriter | None]:
 
         return LedgerStore(url)
 
-    writer = LedgerWriter(make_store)
+    writer = LedgerWriter(make_store, keep_seconds=config.ledger.keep, clock=clock)
     try:
         yield writer
     finally:
@@ -96,14 +98,26 @@ def place_of(config: OstinatoConfig) -> str:
 
 @contextlib.contextmanager
 def reading_ledger(setting: str | None, data_dir: Path | None) -> Iterator[Connection]:
-    """The ledger that the flags, or else the settings of `ostinato serve`, name.
+    """To read in the ledger; see `opened_ledger`.
 
     Raises:
         ConfigError: there is none, or it is switched off.
         LedgerError: it cannot be read.
     """
+    with opened_ledger(setting, data_dir) as (store, _), store.reading() as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def opened_ledger(setting: str | None, data_dir: Path | None) -> Iterator[tuple[LedgerStore, str]]:
+    """The ledger that the flags, or else the settings of `ostinato serve`, name, and its place for people.
+
+    Raises:
+        ConfigError: there is none, or it is switched off.
+        LedgerError: it cannot be opened.
+    """
     from ostinato.config import load_config
-    from ostinato.ledger.location import file_of, ledger_url
+    from ostinato.ledger.location import file_of, ledger_url, shown
 
     config = load_config({} if data_dir is None else {"data_dir": data_dir})
     url = ledger_url(setting or config.ledger.url, config.data_dir)
@@ -119,8 +133,7 @@ def reading_ledger(setting: str | None, data_dir: Path | None) -> Iterator[Conne
     store = LedgerStore(url)
     try:
         store.open()
-        with store.reading() as connection:
-            yield connection
+        yield store, shown(url)
     finally:
         store.close()
 
@@ -144,7 +157,12 @@ def history_in_ledger(setting: str | None, data_dir: Path | None, which: UsageFi
 
 
 def filter_of(
-    since: str | None, until: str | None, tenant: str | None, model: str | None
+    since: str | None,
+    until: str | None,
+    tenant: str | None,
+    model: str | None,
+    *,
+    until_flag: str = "--until",
 ) -> UsageFilter:
     """What the flags of the same names select.
 
@@ -157,7 +175,7 @@ def filter_of(
     now = datetime.fromtimestamp(SystemClock().time(), UTC)
     return UsageFilter(
         since=_seconds(since, now, "--since"),
-        until=_seconds(until, now, "--until"),
+        until=_seconds(until, now, until_flag),
         tenant=tenant,
         model=model,
     )

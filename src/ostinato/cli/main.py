@@ -9,7 +9,7 @@
     ├── cache   see, check and tidy what the disk tier has kept
     ├── cost    what tokens cost, and from which reuse on caching pays
     ├── keys    make, list and revoke API keys
-    ├── usage   see tokens, cached shares and latencies of what was served
+    ├── usage   see tokens, cached shares and latencies of what was served; delete what is old
     └── pull    fetch a model
 
 What goes wrong on purpose (`OstinatoError`) is printed as one message with exit status 2, as
@@ -70,7 +70,6 @@ app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("simulate", epilog=simulate.EPILOG)(simulate.simulate)
-app.command("usage", epilog=usage.EPILOG)(usage.usage)
 app.command("pull", epilog=pull.EPILOG)(pull.pull)
 app.add_typer(
     cache.app,
@@ -84,6 +83,7 @@ app.add_typer(
     help="What tokens cost, and from which reuse on caching pays.",
     epilog=cost.EPILOG,
 )
+app.add_typer(usage.app, name="usage", epilog=usage.EPILOG)
 app.add_typer(keys.app, name="keys", help="Make, list and revoke API keys.", epilog=keys.EPILOG)
 
 

@@ -30,6 +30,7 @@ from ostinato.cli.serve_flags import (
     KVDtypeFlag,
     KVMemoryFlag,
     LedgerFlag,
+    LedgerKeepFlag,
     LogLevel,
     LogLevelFlag,
     MaxBatchedTokensFlag,
@@ -40,6 +41,8 @@ from ostinato.cli.serve_flags import (
     PortFlag,
     PrefixIndexFlag,
     RamTierFlag,
+    ReasoningParserFlag,
+    RemoteBytesFlag,
     RemoteTierFlag,
     ResponsesDiskFlag,
     SchedulePolicyFlag,
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
     from ostinato.config import OstinatoConfig
     from ostinato.engine.async_engine import AsyncEngine
     from ostinato.engine.limits import EngineLimits
-    from ostinato.product.prompt_cache import PromptCache
 
 EPILOG = """
 **Examples**
@@ -86,6 +88,7 @@ def serve(
     weight_dtype: WeightDtypeFlag = None,
     activation_dtype: ActivationDtypeFlag = None,
     tool_call_parser: ToolCallParserFlag = None,
+    reasoning_parser: ReasoningParserFlag = None,
     host: HostFlag = None,
     port: PortFlag = None,
     api_keys: ApiKeysFlag = None,
@@ -101,6 +104,7 @@ def serve(
     disk_tier: DiskTierFlag = None,
     disk_tier_dir: DiskTierDirFlag = None,
     remote_tier: RemoteTierFlag = None,
+    remote_bytes: RemoteBytesFlag = None,
     write_policy: WritePolicyFlag = None,
     tier_kv_dtype: TierKVDtypeFlag = None,
     max_num_seqs: MaxNumSeqsFlag = None,
@@ -109,6 +113,7 @@ def serve(
     config_file: ConfigFileFlag = None,
     data_dir: DataDirFlag = None,
     ledger: LedgerFlag = None,
+    ledger_keep: LedgerKeepFlag = None,
     responses_disk: ResponsesDiskFlag = None,
     log_level: LogLevelFlag = "info",
 ) -> None:
@@ -130,10 +135,11 @@ def serve(
         weight_dtype=weight_dtype,
         activation_dtype=activation_dtype,
         tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         data_dir=data_dir,
         server=_given(host=host, port=port),
         tenants=_given(api_keys_file=api_keys),
-        ledger=_given(url=ledger),
+        ledger=_given(url=ledger, keep=ledger_keep),
         responses=_given(disk_bytes=responses_disk),
         cache=_given(
             block_size=block_size,
@@ -150,6 +156,7 @@ def serve(
             disk_bytes=disk_tier,
             disk_dir=disk_tier_dir,
             remote_url=remote_tier,
+            remote_bytes=remote_bytes,
             write_policy=write_policy,
             kv_dtype=tier_kv_dtype,
         ),
@@ -176,6 +183,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     from ostinato.cli.cached_contents import cached_contents_of
     from ostinato.cli.ledger_access import ledger_of
     from ostinato.cli.loading import load_engine, started
+    from ostinato.cli.prompt_entries import prompt_cache_of
     from ostinato.clock import SystemClock
     from ostinato.engine.tiers import with_serving_tiers
 
@@ -191,17 +199,19 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     # The ledger closes last: the engine counts until it has stopped.
     with (
         sock,
-        ledger_of(config) as ledger,
+        ledger_of(config, clock) as ledger,
         closing(_responses(config, clock)) as responses,
         cached_contents_of(config, clock, ledger) as cached_contents,
         started(load_engine(with_serving_tiers(config))) as engine,
+        prompt_cache_of(config, clock, secret, engine) as prompt_cache,
     ):
         backend = LocalBackend(engine)
         app = create_app(
             backend,
             clock=clock,
             keys=keys,
-            prompt_cache=_prompt_cache(config, clock, secret, engine.limits.block_size),
+            prompt_cache=prompt_cache.cache,
+            entries=prompt_cache.writer,
             ledger=ledger,
             responses=responses,
             cached_contents=cached_contents,
@@ -212,7 +222,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
             if ledger is not None:
                 ledger.start()
 
-        _print_summary(engine, backend, url, keys)
+        _print_summary(engine, backend, url, keys, prompt_cache.place)
         http = server.HTTPServer(
             app,
             on_ready=on_ready,
@@ -222,15 +232,6 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
         )
         http.run(sockets=[sock])
     console.messages().print("Stopped.")
-
-
-def _prompt_cache(
-    config: OstinatoConfig, clock: Clock, secret: bytes, block_size: int
-) -> PromptCache:
-    from ostinato.product.prompt_cache import PromptCache
-    from ostinato.product.rules import house_rules
-
-    return PromptCache(clock, secret, house_rules(config.product.house_rules), block_size)
 
 
 def _responses(config: OstinatoConfig, clock: Clock) -> ResponseStore:
@@ -293,13 +294,14 @@ def _set_up_logging(level: LogLevel) -> None:
 
 
 def _print_summary(
-    engine: AsyncEngine, backend: LocalBackend, url: str, keys: KeyRing | None
+    engine: AsyncEngine, backend: LocalBackend, url: str, keys: KeyRing | None, entries: str | None
 ) -> None:
     from importlib.metadata import version
 
     out = console.output()
     out.print(f"[bold]Ostinato {version('ostinato')}[/]")
-    for name, text in [*_summary(engine), ("tenants", _tenants(keys))]:
+    kept = [] if entries is None else [("entries", entries)]
+    for name, text in [*_summary(engine), *kept, ("tenants", _tenants(keys))]:
         out.print(f"  {name:<9} {console.escape(text)}")
     command = _command_name()
     model = backend.models()[0].id

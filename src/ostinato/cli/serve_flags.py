@@ -61,6 +61,14 @@ ToolCallParserFlag = Annotated[
         _MODEL,
     ),
 ]
+ReasoningParserFlag = Annotated[
+    Literal["auto", "think", "none"] | None,
+    _option(
+        "How the model marks what it thinks; auto reads it off the chat template, none leaves it in the text"
+        " (docs/reasoning.md). Default: auto.",
+        _MODEL,
+    ),
+]
 HostFlag = Annotated[
     str | None,
     _option(
@@ -155,6 +163,14 @@ RemoteTierFlag = Annotated[
         "Redis or Valkey server for K/V, e.g. redis://host:6379/0. Default: none.", _TIERS, "URL"
     ),
 ]
+RemoteBytesFlag = Annotated[
+    str | None,
+    _option(
+        "Most that this server keeps there; Redis's own maxmemory bounds all servers. Default: 10GiB.",
+        _TIERS,
+        "SIZE",
+    ),
+]
 WritePolicyFlag = Annotated[
     Literal["write_back", "write_through", "write_through_selective"] | None,
     _option(
@@ -169,7 +185,9 @@ TierKVDtypeFlag = Annotated[
 ]
 EvictionFlag = Annotated[
     Literal["lru", "lfu", "arc", "reuse_rate"] | None,
-    _option("Which cached block goes next, in the pool and the tiers. Default: lru.", _CACHE),
+    _option(
+        "Which cached block goes next, in the pool and the tiers. Default: reuse_rate.", _CACHE
+    ),
 ]
 ExpireFlag = Annotated[
     Literal["soft", "hard"] | None,
@@ -187,6 +205,16 @@ LedgerFlag = Annotated[
         " sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off."
         " Default: ledger.sqlite3 in --data-dir.",
         metavar="URL",
+        show_default=False,
+    ),
+]
+LedgerKeepFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger-keep",
+        help="How long records stay in the ledger, e.g. 90d or 36h; older ones are deleted as the server runs."
+        " Default: forever.",
+        metavar="AGE",
         show_default=False,
     ),
 ]

@@ -113,6 +113,8 @@ def simulate(
 
     if index not in INDEXES:
         raise typer.BadParameter(f"there are {', '.join(INDEXES)}", param_hint="--index")
+    if plot is not None and not plot.name:
+        raise typer.BadParameter(f"{plot} is a folder: name a file in it", param_hint="--plot")
     end = None if limit is None else skip + limit
     requests = {str(path): read_trace(path, block_tokens)[skip:end] for path in traces}
     _refuse_empty(requests)

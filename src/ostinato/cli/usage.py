@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ostinato.cli import usage_prune
 from ostinato.cli.cost_tables import Column, Form, Kind, Value, form_of, show
 from ostinato.cli.ledger_access import (
     DataDirFlag,
@@ -28,6 +29,7 @@ EPILOG = """
 - By day: `ostinato usage`
 - The last 24 hours by hour and tenant: `ostinato usage --by hour --by tenant --since 24h`
 - Which prompt template is reused how well: `ostinato usage --by template --since 7d`
+- Delete what is older than a year: `ostinato usage prune --older-than 365d`
 - For a spreadsheet: `ostinato usage --by model --csv > usage.csv`
 
 Days and hours are UTC. A request counts where it arrived. Tokens are the engine's own counts: `cached` is what
@@ -45,12 +47,20 @@ _FIGURES = (
     Column("cache_write_long_tokens", "written, long", Kind.COUNT),
     Column("output_tokens", "output", Kind.COUNT),
     Column("total_tokens", "total", Kind.COUNT),
+    Column("storage_token_seconds", "", Kind.COUNT),
     Column("ttft_p50_s", "TTFT p50", Kind.SECONDS),
     Column("ttft_p95_s", "TTFT p95", Kind.SECONDS),
 )
+_STORED = Column("storage_token_hours", "stored token-hours", Kind.COUNT)
 
 
+app = typer.Typer(rich_markup_mode="markdown")
+app.command("prune", epilog=usage_prune.EPILOG)(usage_prune.prune)
+
+
+@app.callback(invoke_without_command=True)
 def usage(
+    context: typer.Context,
     by: Annotated[
         list[GroupBy] | None,
         typer.Option(
@@ -67,6 +77,9 @@ def usage(
     data_dir: DataDirFlag = None,
 ) -> None:
     """Show tokens, cached shares and latencies of the requests that were served, from the ledger."""
+    if context.invoked_subcommand is not None:
+        _refuse_flags_before(context)
+        return
     form = form_of(as_json, as_csv)
     which = filter_of(since, until, tenant, model)
     from ostinato.ledger.query import usage_by
@@ -84,14 +97,30 @@ def usage(
     show("Requests served", (*keys, *shown), rows, form)
 
 
+def _refuse_flags_before(context: typer.Context) -> None:
+    """What stands before the name of a subcommand would be ignored without a word.
+
+    Raises:
+        typer.BadParameter: naming the flag.
+    """
+    for name, value in context.params.items():
+        if value:
+            flag = {"as_json": "--json", "as_csv": "--csv"}.get(name, f"--{name.replace('_', '-')}")
+            raise typer.BadParameter(
+                f"goes behind the word {context.invoked_subcommand}", param_hint=flag
+            )
+
+
 def _figures(everything: UsageGroup) -> list[Column]:
-    """For a table: billed reads and writes only where they say more than what was reused."""
+    """For a table: billed reads and writes only where they say more than what was reused, storage only where
+    something was stored."""
     hidden = {"total_tokens"}
     if everything.read == everything.cached:
         hidden.add("cache_read_tokens")
     if not everything.write_short + everything.write_long:
         hidden.update(("cache_write_short_tokens", "cache_write_long_tokens"))
-    return [column for column in _FIGURES if column.key not in hidden]
+    stored = [_STORED] if everything.storage_token_seconds else []
+    return [column for column in _FIGURES if column.key not in hidden] + stored
 
 
 def _row(names: list[str], group: UsageGroup) -> dict[str, Value]:
@@ -109,6 +138,8 @@ def _row(names: list[str], group: UsageGroup) -> dict[str, Value]:
         "cache_write_long_tokens": group.write_long,
         "output_tokens": group.output,
         "total_tokens": group.total,
+        "storage_token_seconds": group.storage_token_seconds,
+        "storage_token_hours": group.storage_token_hours,
         "ttft_p50_s": group.ttft_p50,
         "ttft_p95_s": group.ttft_p95,
     }

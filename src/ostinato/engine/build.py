@@ -29,11 +29,11 @@ from ostinato.engine.runner import build_runner
 from ostinato.engine.scheduler import Scheduler
 from ostinato.engine.tenancy import tenant_budgets, tenant_service
 from ostinato.engine.tiers import build_tiers
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, UnsupportedKernelsError
 from ostinato.models.loader import LoadedModel, load_model
 from ostinato.models.registry import resolve_model
 from ostinato.ops.base import LoadProgress, OpsBackend
-from ostinato.ops.select import KernelOptions, select_backend
+from ostinato.ops.select import KernelOptions, fallback_backend, select_backend
 
 
 def build_engine(
@@ -57,12 +57,7 @@ def build_core(
         ConfigError: settings that cannot work.
         ModelError: no such model, or not one that can be run.
     """
-    options = KernelOptions(config.threads, config.weight_dtype, config.activation_dtype)
-    ops = select_backend(config.backend, options)
-    path = resolve_model(config.model, config.data_dir)
-    model = load_model(
-        path, ops, config.data_dir, max_model_len=config.max_model_len, progress=progress
-    )
+    model, ops = _load(config, progress)
     core = assemble_core(model, ops, config, clock=clock, integrity=CountViolations())
     share_prompts(core, config.tenants.shared)
     return core
@@ -101,7 +96,10 @@ def assemble_core(
         config.cache.prefix_index,
         tiers,
         policy=Retaining(
-            make_policy(config.cache.eviction), clock, tenant_budgets(config.tenants, "num_blocks")
+            make_policy(config.cache.eviction),
+            clock,
+            tenant_budgets(config.tenants, "num_blocks"),
+            capacity=num_blocks,
         ),
         clock=clock,
     )
@@ -127,6 +125,23 @@ def assemble_core(
         integrity=integrity,
         sampling=ops.sampling(),
     )
+
+
+def _load(config: OstinatoConfig, progress: LoadProgress | None) -> tuple[LoadedModel, OpsBackend]:
+    options = KernelOptions(config.threads, config.weight_dtype, config.activation_dtype)
+    ops = select_backend(config.backend, options)
+    path = resolve_model(config.model, config.data_dir)
+
+    def load() -> LoadedModel:
+        return load_model(
+            path, ops, config.data_dir, max_model_len=config.max_model_len, progress=progress
+        )
+
+    try:
+        return load(), ops
+    except UnsupportedKernelsError as error:
+        ops = fallback_backend(config.backend, error)
+    return load(), ops
 
 
 def _max_model_len(config: OstinatoConfig, model: LoadedModel) -> int:

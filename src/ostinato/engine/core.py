@@ -36,6 +36,8 @@ from ostinato.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
 from ostinato.engine.stats import EngineStats
 from ostinato.errors import (
     EngineOverloadedError,
+    GrammarError,
+    GrammarFailedError,
     InvalidRequestError,
     RequestFailedError,
 )
@@ -320,6 +322,8 @@ class EngineCore:
         ]
         try:
             return self._sample_rows(rows, logits)
+        except GrammarError as error:
+            _log.warning("one of %d sequences has to end: %s", len(rows), error)
         except Exception:
             _log.exception("some of %d sequences cannot be sampled", len(rows))
         tokens = []
@@ -387,11 +391,10 @@ class EngineCore:
     def _fail(self, plan: StepPlan, requests: Iterable[Request], cause: Exception) -> None:
         """Drop the whole request of each of `requests`, and its part in the step."""
         failed = {request.request_id for request in requests}
+        kind = GrammarFailedError if isinstance(cause, GrammarError) else RequestFailedError
         plan.scheduled = [p for p in plan.scheduled if p.request.request_id not in failed]
         for request_id in sorted(failed):
-            error = RequestFailedError(
-                f"request {request_id!r} failed while it was computed: {cause}"
-            )
+            error = kind(f"request {request_id!r} failed while it was computed: {cause}")
             error.__cause__ = cause
             group = self._groups[request_id]
             report = next(iter(group.sequences.values())).report

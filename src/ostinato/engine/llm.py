@@ -34,10 +34,18 @@ from ostinato.engine.async_engine import STALL_SECONDS
 from ostinato.engine.build import build_core
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob
+from ostinato.engine.reasoning import allow_reasoning
 from ostinato.engine.request import EngineRequest, token_array
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import EngineStoppedError, InvalidRequestError
-from ostinato.models.chat_encoding import encode_chat
+from ostinato.models.chat_encoding import END_CHARACTERS, encode_chat
+from ostinato.models.reasoning.parser import ReasoningParser
+from ostinato.models.reasoning.syntax import (
+    Reasoning,
+    ReasoningSyntax,
+    choose_reasoning,
+    reasoning_of,
+)
 
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer]
 """Text, or token ids."""
@@ -51,11 +59,13 @@ class CompletionOutput:
 
     Attributes:
         index: which of the n.
-        text: without stop strings and special tokens.
+        text: without stop strings and special tokens; of `LLM.chat`, without the thought.
         token_ids: all that were generated, the one that ended the answer included.
         logprobs: one entry a token if they were asked for, else empty.
         finish_reason: why it ended.
         stop_reason: the stop string or stop token that ended it, None for end-of-sequence and length.
+        reasoning: what the model thought before it answered, without marks; None if it did not, and for
+            `LLM.generate`, whose text is as the model wrote it.
     """
 
     index: int
@@ -64,6 +74,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    reasoning: str | None = None
 
     def add(self, delta: OutputDelta) -> None:
         """Append the next piece."""
@@ -72,6 +83,13 @@ class CompletionOutput:
         self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+
+    def split(self, reasoning: Reasoning) -> None:
+        """Tell thought and answer apart. Once, when the text is complete."""
+        parser = ReasoningParser(reasoning)
+        read, rest = parser.feed(self.text), parser.finish()
+        self.reasoning = read.thought + rest.thought or None
+        self.text = read.answer + rest.answer
 
 
 @dataclass(slots=True)
@@ -93,11 +111,25 @@ class RequestOutput:
     report: CacheReport
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What is to be answered.
+
+    Attributes:
+        text: None if it was given as token ids.
+        reasoning: how answers think; None if nothing is to be split.
+    """
+
+    text: str | None
+    token_ids: TokenArray
+    reasoning: Reasoning | None = None
+
+
 @dataclass(slots=True)
 class _Job:
     """A request on its way, with the answers so far."""
 
-    prompt: str | None
+    prompt: _Prompt
     request: EngineRequest
     outputs: list[CompletionOutput]
     report: CacheReport | None = None
@@ -111,9 +143,12 @@ class _Job:
     def output(self) -> RequestOutput:
         if self.report is None:
             raise RuntimeError(f"{self.request.request_id} finished without a cache report")
+        if self.prompt.reasoning is not None:
+            for output in self.outputs:
+                output.split(self.prompt.reasoning)
         token_ids = self.request.prompt_token_ids.tolist()
         return RequestOutput(
-            self.request.request_id, self.prompt, token_ids, self.outputs, self.report
+            self.request.request_id, self.prompt.text, token_ids, self.outputs, self.report
         )
 
 
@@ -134,17 +169,20 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL, **settings: Any) -> None:
         config = load_config({"model": os.fspath(model), **settings})
-        self._start(build_core(config, clock=SystemClock()))
+        self._start(build_core(config, clock=SystemClock()), config.reasoning_parser)
 
     @classmethod
     def from_core(cls, core: EngineCore) -> Self:
         """Around an engine that is built already and that nobody else uses."""
         llm = cls.__new__(cls)
-        llm._start(core)
+        llm._start(core, "auto")
         return llm
 
-    def _start(self, core: EngineCore) -> None:
+    def _start(self, core: EngineCore, reasoning_parser: str) -> None:
         self._core: EngineCore | None = core
+        template = core.model.chat_template
+        source = None if template is None else template.source
+        self._thinks: ReasoningSyntax | None = choose_reasoning(reasoning_parser, source)
         self._ids = itertools.count()
 
     def generate(
@@ -181,6 +219,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered with the model's own chat template.
 
+        What a model thinks first is told apart from its answer: see `CompletionOutput.reasoning`.
+
         Args and errors as for `generate`, and:
 
         Args:
@@ -193,10 +233,12 @@ class LLM:
         if not messages:
             raise InvalidRequestError("at least one message is needed", param="messages")
         many = messages if not isinstance(messages[0], Mapping) else [messages]
-        prompts: list[tuple[str | None, TokenArray]] = []
+        prompts: list[_Prompt] = []
         for one in many:
             ids = encode_chat(self._engine.model, cast(Sequence[Message], one), tools=tools)
-            prompts.append((self._text(ids), token_array(ids)))
+            text = self._text(ids)
+            thinks = reasoning_of(self._thinks, text[-END_CHARACTERS:])
+            prompts.append(_Prompt(text, token_array(ids), thinks))
         return self._run(prompts, sampling_params, use_tqdm)
 
     def close(self) -> None:
@@ -225,13 +267,13 @@ class LLM:
             raise EngineStoppedError("this LLM is closed")
         return self._core
 
-    def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, TokenArray]]:
+    def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[_Prompt]:
         many = [prompts] if _is_single(prompts) else prompts
         return [self._prompt(one) for one in cast(Sequence[Prompt], many)]
 
-    def _prompt(self, prompt: Prompt) -> tuple[str | None, TokenArray]:
+    def _prompt(self, prompt: Prompt) -> _Prompt:
         if not isinstance(prompt, str):
-            return None, token_array(prompt)
+            return _Prompt(None, token_array(prompt))
         try:
             prompt.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -239,7 +281,7 @@ class LLM:
                 f"a prompt must be valid Unicode text, without lone surrogates ({error.reason})",
                 param="prompt",
             ) from None
-        return prompt, token_array(self._engine.model.tokenizer.encode_prompt(prompt))
+        return _Prompt(prompt, token_array(self._engine.model.tokenizer.encode_prompt(prompt)))
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """What the model saw, special tokens included."""
@@ -248,14 +290,14 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[tuple[str | None, TokenArray]],
+        prompts: Sequence[_Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = _one_each(sampling_params, len(prompts))
         jobs = {}
-        for (text, token_ids), one in zip(prompts, params, strict=True):
-            job = self._job(text, token_ids, one)
+        for prompt, one in zip(prompts, params, strict=True):
+            job = self._job(prompt, one)
             self._engine.limits.validate(job.request)
             jobs[job.request.request_id] = job
         with _progress(use_tqdm) as progress, _deferred_interrupt() as interrupted:
@@ -268,14 +310,14 @@ class LLM:
         self._engine.check_integrity()
         return [job.output() for job in jobs.values()]
 
-    def _job(self, text: str | None, token_ids: TokenArray, params: SamplingParams) -> _Job:
+    def _job(self, prompt: _Prompt, params: SamplingParams) -> _Job:
         request = EngineRequest(
             request_id=f"llm-{next(self._ids)}",
-            prompt_token_ids=token_ids,
-            params=params,
+            prompt_token_ids=prompt.token_ids,
+            params=allow_reasoning(params, prompt.reasoning),
         )
         outputs = [CompletionOutput(index) for index in range(params.n)]
-        return _Job(text, request, outputs, unfinished=params.n)
+        return _Job(prompt, request, outputs, unfinished=params.n)
 
     def _drive(
         self, jobs: Mapping[str, _Job], progress: Progress, interrupted: threading.Event

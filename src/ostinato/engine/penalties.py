@@ -68,12 +68,3 @@ class TokenHistory:
         self._slot_of[token_id] = slot
         self._size += 1
         return slot
-
-
-def wants_penalties(params: SamplingParams) -> bool:
-    """Whether any of the three penalties is on, hence whether a history must be kept."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )

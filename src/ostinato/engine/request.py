@@ -107,6 +107,7 @@ class Request:
         cache_salt: None, or what narrows its namespace within the tenant.
         hashes: memo of its block hashes, for all lookups of its life.
         max_tokens: most tokens to generate; 0: it ends when its prompt is computed.
+        argmax_only: see `SamplingParams.argmax_only`.
         retain: see `EngineRequest`; from the moment at which the prompt is computed.
         arrival_time: monotonic seconds.
         arrival_order: total order of arrival; forks keep their leader's place.
@@ -118,6 +119,7 @@ class Request:
 
     __slots__ = (
         "_buffer",
+        "argmax_only",
         "arrival_order",
         "arrival_time",
         "cache_salt",
@@ -144,6 +146,7 @@ class Request:
         self.request_id = source.request_id
         self.index = 0
         self.num_seqs = source.params.n
+        self.argmax_only = source.params.argmax_only
         self.tenant = source.tenant
         self.cache_salt = source.cache_salt
         self.priority = source.priority

@@ -98,6 +98,9 @@ def build_batch(scheduled: Sequence[ScheduledRequest], block_size: int) -> Batch
         seq_lens=starts + counts,
         block_tables=block_tables,
         logits_indices=query_start[1:][wanted] - np.int32(1),
+        argmax_only=np.array(
+            [part.request.argmax_only for part in scheduled if part.wants_logits], dtype=np.bool_
+        ),
     )
 
 

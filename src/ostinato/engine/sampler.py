@@ -22,7 +22,7 @@ mixed: only the search for the largest logit of plain greedy rows is batched, an
 rounding. The numbers are made from the raw 64-bit output of PCG64, which NumPy keeps stable across
 versions, unlike the methods of `Generator`.
 
-Where the backend has kernels for it (`ops/sampling.py`), steps 7 to 9 and the ranking of step 2 run
+Where the backend has kernels for it (`ops/sampling.py`), steps 1 and 6 to 9 and the ranking of step 2 run
 there, all rows in one call. What is here is their oracle and the fallback.
 """
 
@@ -30,16 +30,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ostinato.cache.types import TokenArray
 from ostinato.engine.candidates import draw, nucleus, ranked, top_indices
 from ostinato.engine.grammar.matcher import TokenMatcher
-from ostinato.engine.penalties import TokenHistory, wants_penalties
+from ostinato.engine.penalties import TokenHistory
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import NonFiniteLogitsError
-from ostinato.ops.base import Float32Array, Int64Array
+from ostinato.ops.base import BoolArray, Float32Array, Int64Array
 from ostinato.ops.sampling import Draws, SamplingKernels
 
 # Far beyond any model; the largest penalty (× 100) on it still fits a float32.
@@ -87,7 +89,7 @@ class SamplerState:
         self.num_output_tokens = 0
         self._random = np.random.PCG64(_seed_sequence(params.seed, index))
         self._uniform: float | None = None
-        self._history = TokenHistory(prompt_token_ids) if wants_penalties(params) else None
+        self._history = TokenHistory(prompt_token_ids) if params.has_penalties else None
         self._matcher = matcher
         self._ending = np.array(sorted({*stop_token_ids, *params.stop_token_ids}), dtype=np.int64)
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
@@ -179,8 +181,11 @@ def sample(
         raise ValueError(f"logits of shape {logits.shape} for {len(states)} sequences")
     if not states:
         return []
-    _refuse_non_finite(logits)
-    chosen: dict[int, int] = _greedy_rows(logits, states)
+    largest, within = _find_largest(logits, kernels)
+    if not within.all():
+        raise NonFiniteLogitsError(tuple(int(row) for row in np.flatnonzero(~within)))
+    greedy = [row for row, state in enumerate(states) if state.greedy_on_raw_logits]
+    chosen = {row: int(largest[row]) for row in greedy}
     if kernels is not None:
         chosen |= _drawn_rows(logits, states, kernels)
     for row, state in enumerate(states):
@@ -192,19 +197,15 @@ def sample(
     return [_with_logprobs(token, logits[row], states[row]) for row, token in enumerate(tokens)]
 
 
-def _refuse_non_finite(logits: Float32Array) -> None:
+def _find_largest(
+    logits: Float32Array, kernels: SamplingKernels | None
+) -> tuple[npt.NDArray[np.integer[Any]], BoolArray]:
+    """The first largest of each row, and whether the row holds nothing that step 1 refuses."""
+    if kernels is not None:
+        return kernels.find_largest(np.ascontiguousarray(logits), float(_LARGEST_LOGIT))
     # A NaN carries through both reductions and fails every comparison.
-    finite = (logits.max(axis=1) <= _LARGEST_LOGIT) & (logits.min(axis=1) >= -_LARGEST_LOGIT)
-    if not finite.all():
-        raise NonFiniteLogitsError(tuple(int(row) for row in np.flatnonzero(~finite)))
-
-
-def _greedy_rows(logits: Float32Array, states: Sequence[SamplerState]) -> dict[int, int]:
-    rows = [row for row, state in enumerate(states) if state.greedy_on_raw_logits]
-    if not rows:
-        return {}
-    selected = logits if len(rows) == len(states) else logits[rows]
-    return {row: int(token) for row, token in zip(rows, np.argmax(selected, axis=1), strict=True)}
+    within = (logits.max(axis=1) <= _LARGEST_LOGIT) & (logits.min(axis=1) >= -_LARGEST_LOGIT)
+    return np.argmax(logits, axis=1), within
 
 
 def _drawn_rows(
@@ -222,7 +223,7 @@ def _drawn_rows(
     draws = Draws(
         rows=np.array(wanted, dtype=np.int32),
         temperatures=np.array([p.temperature for p in params], dtype=np.float32),
-        top_ks=np.array([p.top_k for p in params], dtype=np.int32),
+        top_ks=np.array([min(p.top_k, logits.shape[1]) for p in params], dtype=np.int32),
         min_ps=np.array([p.min_p for p in params], dtype=np.float32),
         top_ps=np.array([p.top_p for p in params], dtype=np.float64),
         uniforms=np.array([states[row].next_uniform() for row in rows], dtype=np.float64),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
-from ostinato.engine.grammar.spec import Grammar, GrammarSpec, TriggeredGrammar
+from ostinato.engine.grammar.spec import GrammarSpec
 from ostinato.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20
@@ -90,8 +90,8 @@ class SamplingParams:
             if not isinstance(value, bool):
                 _refuse(name, value, "true or false")
         grammar: object = self.grammar
-        if grammar is not None and not isinstance(grammar, Grammar | TriggeredGrammar):
-            _refuse("grammar", repr(grammar)[:40], "a Grammar or a TriggeredGrammar")
+        if grammar is not None and not isinstance(grammar, GrammarSpec):
+            _refuse("grammar", repr(grammar)[:40], "a Grammar, or one that holds for a part of it")
 
     @classmethod
     def prewarm(cls) -> SamplingParams:
@@ -104,6 +104,21 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always chosen and no random number is drawn."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def argmax_only(self) -> bool:
+        """Whether of each row of the model's own logits only the largest is asked for."""
+        is_shaped = self.has_penalties or self.min_tokens > 0 or len(self.logit_bias) > 0
+        return self.greedy and self.logprobs is None and self.grammar is None and not is_shaped
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any of the three penalties is on, hence whether a history must be kept."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
     def _normalise_collections(self) -> None:
         stop: object = self.stop

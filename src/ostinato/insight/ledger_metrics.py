@@ -41,6 +41,13 @@ class LedgerCollector(Collector):
         )
         failures.add_metric([self._model_name], stats.failures)
         yield failures
+        deleted = CounterMetricFamily(
+            f"{PREFIX}ledger_deleted_records",
+            "Records that were older than the ledger keeps them.",
+            labels=["model_name"],
+        )
+        deleted.add_metric([self._model_name], stats.deleted)
+        yield deleted
         pending = GaugeMetricFamily(
             f"{PREFIX}ledger_pending_records",
             "Records that wait to be written to the ledger.",

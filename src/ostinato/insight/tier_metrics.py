@@ -97,6 +97,13 @@ class TierFamilies:
                 "probe": loads.probes,
             },
         )
+        stopped = CounterMetricFamily(
+            f"{self._prefix}stopped_loads",
+            "Loads that turned out slower than computing, so that the rest was computed.",
+            labels=self._names,
+        )
+        stopped.add_metric(self._values, loads.stopped_loads)
+        yield stopped
         yield self._counter(
             "load_failed_blocks",
             "Blocks that a request waited for and that did not arrive.",

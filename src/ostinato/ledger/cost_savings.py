@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 
 from ostinato.ledger.cost import Cost, TokenCounts, request_cost
 from ostinato.ledger.prices_book import PriceBook
@@ -12,7 +13,7 @@ from ostinato.ledger.prices_book import PriceBook
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """What a bill needs of one request's usage record.
+    """What a bill needs of one usage record.
 
     Attributes:
         model: as the record has it, with its provider in front if that is known.
@@ -20,6 +21,8 @@ class UsageRow:
         counts: None where the server reported nothing: unknown, not zero.
         served_here: whether this machine computed it; a vendor did otherwise.
         terms: ways of serving with a factor, such as ``batch``.
+        requests: 1, or 0 where storage alone is billed and nobody asked for anything.
+        only_for_caching: it filled or kept the cache and answered nothing; without caching nobody had sent it.
     """
 
     model: str
@@ -27,15 +30,17 @@ class UsageRow:
     counts: TokenCounts | None
     served_here: bool = True
     terms: tuple[str, ...] = ()
+    requests: int = 1
+    only_for_caching: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBill:
-    """All requests of one model.
+    """All requests of one model, and the storage of its cache objects.
 
     Attributes:
-        priced: requests whose cost is known; `cost` and `counts` are theirs.
-        unpriced: requests whose tokens or prices are not known.
+        priced: requests whose cost is known; `cost` and `counts` are theirs and of the storage.
+        unpriced: requests, and bills for storage, whose tokens or prices are not known.
     """
 
     model: str
@@ -63,6 +68,8 @@ def _cost(row: UsageRow, book: PriceBook) -> Cost | None:
     if prices is None or row.counts is None:
         return None
     cost = request_cost(row.counts, prices, row.moment, row.terms)
+    if row.only_for_caching:
+        cost = replace(cost, without_caching=Decimal(0))
     return cost if cost.saved is not None else None
 
 
@@ -70,5 +77,9 @@ def _with(bill: ModelBill, row: UsageRow, cost: Cost | None) -> ModelBill:
     if cost is None or row.counts is None:
         return ModelBill(bill.model, bill.priced, bill.unpriced + 1, bill.counts, bill.cost)
     return ModelBill(
-        bill.model, bill.priced + 1, bill.unpriced, bill.counts + row.counts, bill.cost + cost
+        bill.model,
+        bill.priced + row.requests,
+        bill.unpriced,
+        bill.counts + row.counts,
+        bill.cost + cost,
     )

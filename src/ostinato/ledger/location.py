@@ -13,7 +13,8 @@ OFF = "off"
 
 _SQLITE = "sqlite:///"
 _POSTGRESQL = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://")
-_PASSWORD = re.compile(r"(?<=://)([^/@]*?):[^/@]*@")
+_PASSWORD = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
+"""Up to the last '@', whatever the password holds: more may be hidden than need be, never less."""
 _PASSWORD_PARAMETER = re.compile(r"([?&]password=)[^&]*", re.IGNORECASE)
 
 
@@ -38,11 +39,30 @@ def ledger_url(setting: str | None, data_dir: Path) -> str | None:
             "the ledger must be off, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE,"
             f" not {shown(setting)!r}"
         )
+    _require_readable(setting)
     if find_spec("psycopg") is None:
         raise ConfigError(
             "a ledger in PostgreSQL needs its driver: pip install 'ostinato[postgres]'"
         )
     return _POSTGRESQL.sub("postgresql+psycopg://", setting, count=1)
+
+
+def _require_readable(url: str) -> None:
+    """Refuse at once what the database's library would read otherwise than it was meant, or not at all.
+
+    Raises:
+        ConfigError: a user's or password's sign is not escaped, or the port is no number; quotes neither.
+    """
+    place, _, _ = url.partition("://")[2].partition("?")
+    credentials, _, address = place.rpartition("@")
+    if re.search(r"[/@?#]", credentials):
+        raise ConfigError(
+            "in the ledger's URL '/', '@', '?' and '#' of a user or password must be written as %2F, %40, %3F"
+            " and %23"
+        )
+    _, colon, port = address.partition("/")[0].rpartition("]")[2].rpartition(":")
+    if colon and port and not (port.isascii() and port.isdigit()):
+        raise ConfigError("the port in the ledger's URL must be a number")
 
 
 def file_of(url: str) -> Path | None:

@@ -43,6 +43,9 @@ class PriceBook:
         table: our own.
         operator: prices of the models served here; the first row that matches a name counts.
         maintained: the package's, or None where it is not installed.
+
+    Raises:
+        ConfigError: an operator's row is `like` a model without prices; names file and row.
     """
 
     def __init__(
@@ -59,13 +62,12 @@ class PriceBook:
         if maintained is not None:
             self._providers |= maintained.providers
         self._found: dict[str, ModelPrices | None] = {}
+        self._likes = {
+            row.like: self._like(row.like, row.place) for row in operator if row.like is not None
+        }
 
     def get(self, name: str) -> ModelPrices | None:
-        """The prices of a model, or None where they are not known.
-
-        Raises:
-            ConfigError: if the operator's table says it is `like` a model without prices.
-        """
+        """The prices of a model, or None where they are not known."""
         name = name.strip().lower()
         if name not in self._found:
             self._found[name] = self._operators(name) or self._vendors(name)
@@ -80,11 +82,9 @@ class PriceBook:
         prices = self.get(name)
         if prices is not None:
             return prices
-        near = ", ".join(self.near(name)) or "none"
-        hint = "" if self._maintained is not None else " (more with: pip install ostinato[prices])"
         raise ModelNotFoundError(
-            f"no prices are known for {name!r}; near names: {near}{hint}. `ostinato cost models` lists"
-            " all; for a model of your own give --prices FILE"
+            f"no prices are known for {name!r}; {self._near(name, self.models())}. `ostinato cost models`"
+            " lists all; for a model of your own give --prices FILE"
         )
 
     def served_here(self, name: str) -> ModelPrices:
@@ -92,11 +92,6 @@ class PriceBook:
         return self._operators(name.strip().lower()) or ModelPrices(
             LOCAL, name, (_FREE_OF_CHARGE,), _LOCAL_TTLS
         )
-
-    def near(self, name: str) -> list[str]:
-        """Up to five names of models with prices that look like `name`."""
-        names = {prices.model.lower() for prices in self.models()}
-        return difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=5, cutoff=0.6)
 
     def models(self, providers: Iterable[str] | None = None) -> Iterator[ModelPrices]:
         """All models with prices, by provider and name.
@@ -132,12 +127,26 @@ class PriceBook:
                 continue
             if row.like is None:
                 return ModelPrices(LOCAL, name, row.layers, _ttls(row.ttls, _LOCAL_TTLS))
-            model = self._vendors(row.like.strip().lower())
-            if model is None:
-                raise ConfigError(f"{name} is priced like {row.like!r}, which has no prices")
+            model = self._likes[row.like]
             layers = (*model.layers, *row.layers)
             return ModelPrices(LOCAL, name, layers, _ttls(row.ttls, model.ttls), model.multipliers)
         return None
+
+    def _like(self, name: str, place: str) -> ModelPrices:
+        """The prices that an operator's row, which is at `place`, is laid over."""
+        prices = self._vendors(name.strip().lower())
+        if prices is None:
+            near = self._near(name, self.models({*FIRST_PARTY, *self._table_providers()}))
+            raise ConfigError(f"{place}: like is {name!r}, which has no prices; {near}")
+        return prices
+
+    def _near(self, name: str, models: Iterable[ModelPrices]) -> str:
+        """Up to five names of `models` that look like `name`, as errors say it."""
+        names = {prices.model.lower() for prices in models}
+        wanted = name.lower().rpartition("/")[2]
+        near = ", ".join(difflib.get_close_matches(wanted, names, n=5, cutoff=0.6)) or "none"
+        hint = "" if self._maintained is not None else " (more with: pip install ostinato[prices])"
+        return f"near names: {near}{hint}"
 
     def _vendors(self, name: str) -> ModelPrices | None:
         provider, slash, model = name.partition("/")
@@ -215,7 +224,7 @@ def load_book(
         maintained: gives the package's prices; an ImportError means that it is not installed.
 
     Raises:
-        ConfigError: if the operator's file is wrong.
+        ConfigError: if the operator's file is wrong, or a row of it is `like` a model without prices.
     """
     operator = read_operator_prices(operator_file) if operator_file is not None else ()
     try:

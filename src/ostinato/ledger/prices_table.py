@@ -179,12 +179,14 @@ class LocalPrices:
 
     Attributes:
         ttls: None where the row does not say.
+        place: file and row, for errors.
         like: name of the model whose prices these are laid over, or None.
     """
 
     models: tuple[str, ...]
     layers: tuple[Layer, ...]
     ttls: TTLs
+    place: str
     like: str | None
 
 
@@ -217,8 +219,14 @@ def read_operator_prices(path: Path) -> tuple[LocalPrices, ...]:
         raise ConfigError(f"cannot read the price table {path}: {error}") from error
     rows = _read(_OperatorFile, text, str(path)).model
     return tuple(
-        LocalPrices(row.models, row.layers(), TTLs(row.ttl_short, row.ttl_long), row.like)
-        for row in rows
+        LocalPrices(
+            row.models,
+            row.layers(),
+            TTLs(row.ttl_short, row.ttl_long),
+            f"{path}: model.{number}",
+            row.like,
+        )
+        for number, row in enumerate(rows)
     )
 
 

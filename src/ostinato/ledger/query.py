@@ -24,7 +24,7 @@ from sqlalchemy import (
     select,
 )
 
-from ostinato.ledger.cost import TokenCounts, token_hours
+from ostinato.ledger.cost import SECONDS_PER_HOUR, TokenCounts, token_hours
 from ostinato.ledger.cost_savings import UsageRow
 from ostinato.ledger.group_by import GroupBy
 from ostinato.ledger.schema import MICROSECONDS, REQUESTS
@@ -33,6 +33,11 @@ from ostinato.ledger.ttl_choice import UseHistory, history_of
 _HOUR_US = 3600 * MICROSECONDS
 _DAY_US = 24 * _HOUR_US
 _ROWS_AT_ONCE = 1000
+_IS_REQUEST = or_(REQUESTS.c.status.is_not(None), REQUESTS.c.error.is_not(None))
+"""Someone asked for it over HTTP. Else it is the last bill for the storage of a cache object that expired."""
+
+CACHE_OBJECTS = "gemini_cache"
+"""Dialect of the records that make cache objects and pay for their storage."""
 
 Column: TypeAlias = ColumnElement[Any]
 
@@ -81,8 +86,9 @@ class UsageGroup:
 
     Attributes:
         keys: what they have in common, in the order that was asked for; None where a request had no such thing.
-        requests: how many, failed ones included.
+        requests: how many, failed ones included; not the bill for the storage of a cache object that expired.
         errors: how many of them failed or were broken off.
+        storage_token_seconds: tokens of cache objects times the seconds that were paid for.
         ttft_p50: seconds that half of the answers needed at most for their first token; None without answers.
         ttft_p95: seconds, the same for 95 of 100.
     """
@@ -96,12 +102,18 @@ class UsageGroup:
     write_short: int
     write_long: int
     output: int
+    storage_token_seconds: int
     ttft_p50: float | None
     ttft_p95: float | None
 
     @property
     def total(self) -> int:
         return self.input + self.output
+
+    @property
+    def storage_token_hours(self) -> float:
+        """To the hundredth."""
+        return round(self.storage_token_seconds / SECONDS_PER_HOUR, 2)
 
     @property
     def cached_share(self) -> float | None:
@@ -116,7 +128,7 @@ def usage_by(
     columns = [column for group in by for column in _COLUMNS[group]]
     table = REQUESTS.c
     sums = (
-        func.count(),
+        func.coalesce(func.sum(case((_IS_REQUEST, 1), else_=0)), 0),
         func.coalesce(func.sum(case((table.error.is_not(None), 1), else_=0)), 0),
         *(
             func.coalesce(func.sum(column), 0)
@@ -127,6 +139,7 @@ def usage_by(
                 table.cache_write_short_tokens,
                 table.cache_write_long_tokens,
                 table.output_tokens,
+                table.storage_token_seconds,
             )
         ),
     )
@@ -159,7 +172,9 @@ def _ttft_percentiles(
 def _group(by: Sequence[GroupBy], row: Row[Any], ttfts: dict[int, float]) -> UsageGroup:
     values = iter(row)
     keys = tuple(_key(group, [next(values) for _ in _COLUMNS[group]]) for group in by)
-    requests, errors, prompt, cached, read, write_short, write_long, output = map(int, values)
+    requests, errors, prompt, cached, read, write_short, write_long, output, stored = map(
+        int, values
+    )
     return UsageGroup(
         keys=keys,
         requests=requests,
@@ -170,6 +185,7 @@ def _group(by: Sequence[GroupBy], row: Row[Any], ttfts: dict[int, float]) -> Usa
         write_short=write_short,
         write_long=write_long,
         output=output,
+        storage_token_seconds=stored,
         ttft_p50=ttfts.get(50),
         ttft_p95=ttfts.get(95),
     )
@@ -187,7 +203,7 @@ def _key(group: GroupBy, values: Sequence[Any]) -> str | None:
 
 
 def usage_rows(connection: Connection, which: UsageFilter = UsageFilter()) -> Iterator[UsageRow]:
-    """What `cost_savings.bills` needs, a request at a time, in the order of their arrival.
+    """What `cost_savings.bills` needs, a record at a time, in the order of their arrival.
 
     The bill counts what was read and written under the house rules; what was neither is plain input.
     """
@@ -195,12 +211,15 @@ def usage_rows(connection: Connection, which: UsageFilter = UsageFilter()) -> It
     statement = select(
         table.time_us,
         table.model,
+        table.dialect,
+        table.error,
         table.input_tokens,
         table.cache_read_tokens,
         table.cache_write_short_tokens,
         table.cache_write_long_tokens,
         table.output_tokens,
         table.storage_token_seconds,
+        case((_IS_REQUEST, 1), else_=0).label("requests"),
     )
     # What was refused or never admitted cost nothing.
     statement = statement.where(
@@ -212,7 +231,14 @@ def usage_rows(connection: Connection, which: UsageFilter = UsageFilter()) -> It
             model=row.model or "",
             moment=datetime.fromtimestamp(row.time_us / MICROSECONDS, UTC),
             counts=_counts(row),
+            requests=row.requests,
+            only_for_caching=_is_only_for_caching(row),
         )
+
+
+def _is_only_for_caching(row: Row[Any]) -> bool:
+    """A cache object's, or a pre-warming request: what went well and generated nothing."""
+    return row.dialect == CACHE_OBJECTS or (row.error is None and row.output_tokens == 0)
 
 
 def _counts(row: Row[Any]) -> TokenCounts | None:

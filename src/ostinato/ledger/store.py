@@ -20,6 +20,8 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 from ostinato.errors import LedgerError
 from ostinato.ledger import schema
 from ostinato.ledger.location import file_of, shown
+from ostinato.ledger.pruning import delete_records
+from ostinato.ledger.query import UsageFilter
 from ostinato.ledger.record import LedgerRecord
 from ostinato.ledger.schema import REQUESTS, Migration, row_of
 
@@ -29,6 +31,8 @@ LOCK_SECONDS = 1.0
 """How long one attempt waits for another writer of the same file."""
 CONNECT_SECONDS = 5
 """How long one attempt waits for a server."""
+PRUNED_AT_ONCE = 10_000
+"""Records deleted in one transaction: a fraction of a second."""
 
 _WRITES = "ostinato_writes"
 _REFUSALS = (StatementError, OverflowError, ValueError)
@@ -82,6 +86,38 @@ class LedgerStore:
                 if _is_about_the_database(error):
                     raise
             return sum(self._try_row(row) for row in rows)
+
+    def prune(self, which: UsageFilter, at_most: int = PRUNED_AT_ONCE) -> int:
+        """Delete records that `which` selects, in one transaction.
+
+        Returns:
+            How many. Fewer than `at_most`: none is left.
+
+        Raises:
+            LedgerError: the database cannot delete any now; nothing was deleted.
+        """
+        with self._explained("pruned"), self._writing() as connection:
+            return delete_records(connection, which, at_most)
+
+    def prune_before(self, moment: float, at_most: int) -> int:
+        """`prune` what is older than `moment`, in Unix seconds."""
+        return self.prune(UsageFilter(until=moment), at_most)
+
+    def give_room_back(self) -> bool:
+        """Make a SQLite file as small as what it holds; False if somebody writes to it just now. PostgreSQL
+        looks after that itself."""
+        if file_of(self._url) is None:
+            return True
+        connection = self.engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute("VACUUM")
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            connection.close()
+        return True
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

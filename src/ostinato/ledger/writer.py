@@ -5,8 +5,8 @@
                                                               └── wait, try again ◄──┘
 
 Nobody waits for the database and nobody gets its errors: what cannot be written is kept and tried again, up to
-a bound; what is beyond it is counted as lost. The log says once that writing
-fails, and once that it works again.
+a bound; what is beyond it is counted as lost. The log says once that writing fails, and once that it works
+again. Between batches the thread deletes what is older than records are to be kept.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ostinato.clock import Clock, SystemClock
 from ostinato.errors import LedgerError
 from ostinato.ledger.record import LedgerRecord
 
@@ -33,6 +34,10 @@ MAX_PENDING = 50_000
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """Most that a stop spends on writing what is left."""
+PRUNE_SECONDS = 600.0
+"""Between two looks for records that are too old."""
+PRUNED_AT_ONCE = 5000
+"""Records; then it is the turn of those that wait to be written."""
 
 
 class RecordStore(Protocol):
@@ -41,6 +46,8 @@ class RecordStore(Protocol):
     def open(self) -> None: ...
 
     def write(self, records: Sequence[LedgerRecord]) -> int: ...
+
+    def prune_before(self, moment: float, at_most: int) -> int: ...
 
     def close(self) -> None: ...
 
@@ -54,12 +61,14 @@ class LedgerStats:
         lost: records that never will be: beyond the bound, refused, or unwritten when the server stopped.
         failures: attempts to open or write that failed; their records were tried again.
         pending: records that wait.
+        deleted: records that were older than they are to be kept.
     """
 
     written: int
     lost: int
     failures: int
     pending: int
+    deleted: int = 0
 
 
 class LedgerWriter:
@@ -70,6 +79,8 @@ class LedgerWriter:
         max_pending: see `MAX_PENDING`.
         gather_seconds: see `GATHER_SECONDS`.
         retry_seconds: pause after a failure.
+        keep_seconds: what is older is deleted; None: nothing ever is.
+        clock: of ages.
     """
 
     def __init__(
@@ -79,17 +90,22 @@ class LedgerWriter:
         max_pending: int = MAX_PENDING,
         gather_seconds: float = GATHER_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
+        keep_seconds: float | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._make_store = make_store
         self._max_pending = max_pending
         self._gather_seconds = gather_seconds
         self._retry_seconds = retry_seconds
+        self._keep_seconds = keep_seconds
+        self._clock = clock or SystemClock()
+        self._prune_at = self._clock.monotonic()
         self._queue: queue.SimpleQueue[LedgerRecord | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._pending = self._written = self._lost = self._failures = 0
-        self._is_failing = False
+        self._pending = self._written = self._lost = self._failures = self._deleted = 0
+        self._is_failing = self._cannot_prune = False
 
     def start(self) -> None:
         """Start the thread; it opens the store at once."""
@@ -113,7 +129,9 @@ class LedgerWriter:
     def stats(self) -> LedgerStats:
         """A snapshot. From any thread."""
         with self._lock:
-            return LedgerStats(self._written, self._lost, self._failures, self._pending)
+            return LedgerStats(
+                self._written, self._lost, self._failures, self._pending, self._deleted
+            )
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Write what is left, then stop; give up after `timeout` seconds. For when nobody puts any more."""
@@ -137,8 +155,9 @@ class LedgerWriter:
             return
         try:
             while (batch := self._next_batch()) is not None:
-                if not self._write(store, batch):
+                if batch and not self._write(store, batch):
                     return
+                self._prune(store)
         finally:
             store.close()
 
@@ -148,7 +167,9 @@ class LedgerWriter:
             try:
                 store = self._make_store()
                 store.open()
-            except (LedgerError, ImportError) as error:
+            except (
+                Exception
+            ) as error:  # whatever it is: without this thread all records would be lost
                 self._note_failure(error)
             else:
                 return store
@@ -156,8 +177,16 @@ class LedgerWriter:
                 return None
 
     def _next_batch(self) -> list[LedgerRecord] | None:
-        """Wait for a record, then for more of them; None when all is written and nothing comes any more."""
-        first = self._queue.get()
+        """Wait for a record, then for more of them.
+
+        Returns:
+            The records; none of them when something is to be deleted before one comes; None when all is written
+            and nothing comes any more.
+        """
+        try:
+            first = self._queue.get(timeout=self._seconds_to_prune())
+        except queue.Empty:
+            return []
         if first is None:
             return None
         if self._queue.qsize() < BATCH_RECORDS:
@@ -192,6 +221,30 @@ class LedgerWriter:
             if last_attempt:
                 return False
             self._stopping.wait(self._retry_seconds)
+
+    def _seconds_to_prune(self) -> float | None:
+        """None: never."""
+        if self._keep_seconds is None:
+            return None
+        return max(0.0, self._prune_at - self._clock.monotonic())
+
+    def _prune(self, store: RecordStore) -> None:
+        """Delete some of what is too old, if it is time to look. What cannot be deleted now is next time."""
+        if self._keep_seconds is None or self._seconds_to_prune():
+            return
+        deleted = 0
+        try:
+            deleted = store.prune_before(self._clock.time() - self._keep_seconds, PRUNED_AT_ONCE)
+        except LedgerError as error:
+            if not self._cannot_prune:
+                logger.warning("%s; old records stay until that works", error)
+            self._cannot_prune = True
+        else:
+            self._cannot_prune = False
+        with self._lock:
+            self._deleted += deleted
+        if deleted < PRUNED_AT_ONCE:
+            self._prune_at = self._clock.monotonic() + PRUNE_SECONDS
 
     def _note_failure(self, error: Exception) -> None:
         with self._lock:

@@ -24,6 +24,8 @@ UNSUPPORTED_CODE = "unsupported_parameter"
 PART_SEPARATOR = "\n"
 """Between the text parts of one message, as vLLM joins them."""
 
+END_CHARACTERS = 64
+
 
 class ChatModel(Protocol):
     """What is needed of a loaded model."""
@@ -44,10 +46,12 @@ class EncodedChat:
         token_ids: ``(num_tokens,)`` int32, the same as `encode_chat` gives.
         boundaries: for each segment, the number of tokens that lie wholly before its end; None if the template
             does not show it, or not so that its end can be told.
+        text_end: the last characters of the text, at most `END_CHARACTERS`.
     """
 
     token_ids: TokenArray
     boundaries: tuple[int | None, ...]
+    text_end: str
 
 
 def encode_chat(
@@ -134,6 +138,7 @@ def encode_segments(
             tokens_before[found[number]] if number in found else None
             for number in range(segments.count)
         ),
+        text[-END_CHARACTERS:],
     )
 
 

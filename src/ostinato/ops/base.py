@@ -33,6 +33,7 @@ from ostinato.ops.sampling import SamplingKernels
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 Hidden: TypeAlias = Any
 """Residual stream of a batch, ``(num_tokens, hidden_size)`` in the backend's own form."""
@@ -144,7 +145,8 @@ class HeadTensors:
 class BatchMetadata:
     """One step over B requests and T tokens.
 
-    Request b owns the tokens ``query_start[b]:query_start[b + 1]``.
+    Request b owns the tokens ``query_start[b]:query_start[b + 1]``; if there are none, nothing is
+    read or written for it.
 
     Attributes:
         token_ids: ``(T,)`` int32.
@@ -155,6 +157,8 @@ class BatchMetadata:
         block_tables: ``(B, max_blocks)`` int32, block ids in token order; unused entries are 0 and
             never read.
         logits_indices: ``(L,)`` int32, the tokens of the step whose logits are wanted.
+        argmax_only: ``(L,)``, rows of logits of which only the largest is wanted: it and its equals must be
+            right, the others at least below it. None: all of every row is wanted.
     """
 
     token_ids: Int32Array
@@ -164,6 +168,7 @@ class BatchMetadata:
     seq_lens: Int32Array
     block_tables: Int32Array
     logits_indices: Int32Array
+    argmax_only: BoolArray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -256,7 +261,11 @@ class OpsBackend(ABC):
 
     @abstractmethod
     def load_layer(self, shape: DecoderShape, tensors: LayerTensors) -> Weights:
-        """Pack one layer's weights."""
+        """Pack one layer's weights.
+
+        Raises:
+            UnsupportedKernelsError: this backend has no kernels for the shape.
+        """
 
     @abstractmethod
     def load_head(self, shape: DecoderShape, tensors: HeadTensors) -> Weights:
@@ -283,6 +292,9 @@ class OpsBackend(ABC):
         """RMSNorm, Q/K/V projections with bias, QK-norm, RoPE.
 
         Writes K and V to ``batch.slot_mapping``. Does not change `hidden`.
+
+        Raises:
+            NonFiniteKVError: what was written is not finite; nothing may read it.
         """
 
     @abstractmethod
@@ -330,7 +342,11 @@ class OpsBackend(ABC):
     ) -> Hidden:
         """All layers of a decoder, in order: the verbs above for each. May be overridden to save calls.
 
+        Of what it returns only the rows ``batch.logits_indices`` need be right.
         `mass`, if given, gets the attention of all layers.
+
+        Raises:
+            NonFiniteKVError: as `qkv`.
         """
         for index, layer in enumerate(layers):
             query = self.qkv(hidden, layer, index, rope, batch, kv)
@@ -343,4 +359,7 @@ class OpsBackend(ABC):
 
     @abstractmethod
     def logits(self, hidden: Hidden, head: Weights, batch: BatchMetadata) -> Float32Array:
-        """Final norm and output matrix of ``batch.logits_indices`` only, ``(L, vocab)`` float32."""
+        """Final norm and output matrix of ``batch.logits_indices`` only, ``(L, vocab)`` float32.
+
+        May do less for rows that are true in ``batch.argmax_only``.
+        """

@@ -8,7 +8,8 @@ quality and saves in time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,7 +23,7 @@ from ostinato.cache.codec.native import NativeKVCodec
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.cache.quantised_storage import QuantisedKVStorage
 from ostinato.cache.storage import HostKVStorage, KVStorage
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, NonFiniteKVError, UnsupportedKernelsError
 from ostinato.ops.base import (
     AttentionMass,
     BackendInfo,
@@ -35,7 +36,8 @@ from ostinato.ops.base import (
     WeightTensor,
 )
 from ostinato.ops.cpu_sampling import CpuSampling
-from ostinato.ops.cpu_weights import PackedWeights, RowTargets, WeightDtype, pack
+from ostinato.ops.cpu_weights import RowTargets, WeightDtype, pack
+from ostinato.ops.packed_weights import PackedWeights
 
 ActivationDtype: TypeAlias = Literal["int8", "fp32"]
 
@@ -72,7 +74,7 @@ class CpuBackend(OpsBackend):
         weight_dtype: what matrices are packed to.
 
     Raises:
-        ConfigError: if this CPU cannot run `isa`.
+        UnsupportedKernelsError: if this CPU cannot run `isa`, or the system does not give so many threads.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class CpuBackend(OpsBackend):
         exact = activation_dtype == "fp32"
         try:
             self._runtime = _native.Runtime(threads=threads, isa=isa, exact=exact)
-        except ValueError as error:
-            raise ConfigError(f"the native kernels cannot run here: {error}") from error
+        except (ValueError, RuntimeError, MemoryError) as error:
+            raise UnsupportedKernelsError(
+                f"The native kernels cannot run here: {error}."
+            ) from error
         self._activation_dtype = activation_dtype
         self._weight_dtype: WeightDtype = weight_dtype
         self._packed = PackedWeights(None)
@@ -119,9 +123,9 @@ class CpuBackend(OpsBackend):
     def load_layer(self, shape: DecoderShape, tensors: LayerTensors) -> CpuLayer:
         t = tensors
         if shape.head_dim % HEAD_DIM_MULTIPLE:
-            raise ConfigError(
-                f"the native kernels need a head_dim that is a multiple of {HEAD_DIM_MULTIPLE}, "
-                f"not {shape.head_dim}: use --backend reference"
+            raise UnsupportedKernelsError(
+                f"The native kernels need a head_dim that is a multiple of {HEAD_DIM_MULTIPLE}, "
+                f"not {shape.head_dim}; --backend reference takes any."
             )
         inner = t.gate_proj.shape[0]
         weights = _native.LayerWeights(
@@ -175,16 +179,17 @@ class CpuBackend(OpsBackend):
     ) -> Float32Array:
         shape = layer.shape
         query = np.empty((batch.num_tokens, shape.num_heads, shape.head_dim), dtype=np.float32)
-        self._runtime.qkv(
-            layer.weights,
-            rope,
-            hidden,
-            batch.positions,
-            batch.slot_mapping,
-            self._memory(kv),
-            layer_index,
-            query,
-        )
+        with _finite_kv():
+            self._runtime.qkv(
+                layer.weights,
+                rope,
+                hidden,
+                batch.positions,
+                batch.slot_mapping,
+                self._memory(kv),
+                layer_index,
+                query,
+            )
         return query
 
     def attention(
@@ -252,11 +257,12 @@ class CpuBackend(OpsBackend):
         """One call for all layers: the interpreter lock is let go of once a step.
 
         Threads that serve HTTP hold that lock; a kernel that had to take it back between two sub-layers would
-        wait for them a hundred times a token.
+        wait for them a hundred times a token. Of the last layer, everything but K and V is computed for the
+        rows ``batch.logits_indices`` alone.
         """
         if mass is not None:
-            hidden = super().run_layers(hidden, layers, rope, batch, kv, mass)
-        else:
+            return super().run_layers(hidden, layers, rope, batch, kv, mass)  # type: ignore[no-any-return]
+        with _finite_kv():
             self._runtime.layers(
                 [layer.weights for layer in layers],
                 rope,
@@ -265,13 +271,14 @@ class CpuBackend(OpsBackend):
                 batch.slot_mapping,
                 batch.query_start,
                 batch.block_tables,
+                batch.logits_indices,
                 self._memory(kv),
             )
         return hidden
 
     def logits(self, hidden: Float32Array, head: CpuHead, batch: BatchMetadata) -> Float32Array:
         out = np.empty((batch.logits_indices.shape[0], head.vocab_size), dtype=np.float32)
-        self._runtime.logits(head.weights, hidden, batch.logits_indices, out)
+        self._runtime.logits(head.weights, hidden, batch.logits_indices, batch.argmax_only, out)
         return out
 
     def _memory(self, kv: KVStorage) -> Any:
@@ -292,6 +299,14 @@ class CpuBackend(OpsBackend):
 
     def _pack(self, *tensors: WeightTensor, targets: RowTargets | None = None) -> Any:
         return pack(tensors, self._packed, self._weight_dtype, targets)
+
+
+@contextmanager
+def _finite_kv() -> Iterator[None]:
+    try:
+        yield
+    except OverflowError as error:
+        raise NonFiniteKVError from error
 
 
 def _gate_up_rows(inner: int) -> list[npt.NDArray[np.int32]]:

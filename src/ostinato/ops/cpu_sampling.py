@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.ops.base import Float32Array, Int32Array
+from ostinato.ops.base import BoolArray, Float32Array, Int32Array
 from ostinato.ops.sampling import Draws
 
 
@@ -19,6 +19,12 @@ class CpuSampling:
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
+
+    def find_largest(self, logits: Float32Array, limit: float) -> tuple[Int32Array, BoolArray]:
+        ids = np.empty(len(logits), dtype=np.int32)
+        within = np.empty(len(logits), dtype=np.bool_)
+        self._runtime.find_largest(logits, limit, ids, within)
+        return ids, within
 
     def draw(self, logits: Float32Array, draws: Draws) -> Int32Array:
         tokens = np.empty(len(draws.rows), dtype=np.int32)

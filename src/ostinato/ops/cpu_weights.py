@@ -1,19 +1,15 @@
 """Packing weights for the native kernels, and keeping what was costly to pack.
 
-Matrices whose file format is one of the kernels' own (Q4_0, Q4_1, Q8_0, F16, F32) only change places, at the
+Matrices whose codes fit the kernels' own (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16, F32) only change places, at the
 speed of memory and without loss. Everything else goes through float32 and is rounded to int8 (or what was
-asked for); that takes seconds for a large model, so the result is kept on disk and mapped at the next start.
+asked for); that takes seconds for a large model, so the result is kept on disk and read at the next start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
-import os
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,19 +17,19 @@ import numpy.typing as npt
 
 from ostinato import _native
 from ostinato.ops.base import WeightTensor
-
-_log = logging.getLogger(__name__)
+from ostinato.ops.packed_weights import PackedWeights
 
 WeightDtype: TypeAlias = Literal["auto", "fp32", "fp16", "int8", "int4"]
 
-PACK_VERSION = 1
+PACK_VERSION = 2
 """Changes whenever the bytes of a packed matrix change meaning."""
 
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _RAW = {
     "int4": {"Q4_0"},
     "int4_minimum": {"Q4_0", "Q4_1"},
-    "int8": {"Q8_0"},
+    "int8": {"Q4_0", "Q5_0", "Q8_0"},
+    "int8_minimum": {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"},
     "fp16": {"F16"},
     "fp32": {"F16"},
 }
@@ -43,70 +39,24 @@ RowTargets: TypeAlias = Sequence[npt.NDArray[np.int32]]
 """For each tensor, the rows of the packed matrix that its rows become."""
 
 
-class PackedWeights:
-    """A folder of packed matrices of one model; without a folder nothing is kept.
-
-    Damaged, foreign or half-written files are packed anew; a disk that cannot be written costs only time.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    def load(self, matrix: Any, key: str) -> bool:
-        """Fill `matrix` from the folder; False if it has to be packed."""
-        if self._folder is None:
-            return False
-        try:
-            stored = np.memmap(self._path(key), dtype=np.uint8, mode="r")
-        except (OSError, ValueError):
-            return False
-        header, body = stored[:32], stored[32:]
-        if body.nbytes != matrix.nbytes or header.tobytes() != _checksum(body):
-            _log.warning("packed weights %s are damaged; packing again", self._path(key))
-            return False
-        # Copied out of the mapping: the kernels' own memory has huge pages, which a file's has not.
-        matrix.set_bytes(body)
-        return True
-
-    def store(self, matrix: Any, key: str) -> None:
-        """Keep `matrix`, visible only when it is complete."""
-        if self._folder is None:
-            return
-        body = np.empty(matrix.nbytes, dtype=np.uint8)
-        matrix.get_bytes(body)
-        path = self._path(key)
-        draft = path.with_suffix(f".{os.getpid()}-{id(matrix):x}.tmp")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(_checksum(body))
-                file.write(body.data)
-            draft.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            _log.warning("packed weights are not kept: %s", error)
-            self._folder = None
-
-    def _path(self, key: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{key}.packed"
-
-
 def packed_format(tensors: Sequence[WeightTensor], wanted: WeightDtype) -> str:
     """The kernels' format for a matrix made of these tensors.
 
-    ``auto`` loses nothing but what Q5 and K-quants lose in int8 (less than they have lost already).
+    ``auto`` loses nothing but what K-quants lose in int8 (less than they have lost already), with what shares a
+    matrix with them.
     """
     encodings = {tensor.encoding for tensor in tensors}
     if wanted == "auto":
         if encodings <= {"Q4_0", "Q4_1"}:
-            return "int4" if encodings == {"Q4_0"} else "int4_minimum"
-        if encodings <= _FLOATS:
+            wanted = "int4"
+        elif encodings <= _FLOATS:
             return "fp16" if encodings == {"F16"} else "fp32"
-        return "int8"
+        else:
+            wanted = "int8"
     if wanted == "int4":
         return "int4" if encodings == {"Q4_0"} else "int4_minimum"
+    if wanted == "int8" and not encodings <= _RAW["int8"] and encodings <= _RAW["int8_minimum"]:
+        return "int8_minimum"
     return wanted
 
 
@@ -156,7 +106,3 @@ def _key(tensors: Sequence[WeightTensor], form: str) -> str:
     """File name: what the matrix is made of and how. The folder stands for the model's content."""
     parts = [f"v{PACK_VERSION}", form, *(f"{t.name}:{t.encoding}:{t.shape}" for t in tensors)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def _checksum(body: Any) -> bytes:
-    return hashlib.blake2b(body, digest_size=32).digest()

@@ -15,7 +15,7 @@ from ostinato.cache.codec import KEY, VALUE
 from ostinato.cache.layout import KVCacheSpec
 from ostinato.cache.quantised_storage import QuantisedKVStorage
 from ostinato.cache.storage import HostKVStorage, KVStorage
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, NonFiniteKVError
 from ostinato.ops.base import (
     AttentionMass,
     BackendInfo,
@@ -158,6 +158,8 @@ class ReferenceBackend(OpsBackend):
         context = np.empty_like(query)
         for request in range(batch.num_requests):
             start, end = batch.query_start[request : request + 2]
+            if start == end:
+                continue
             seq_len = int(batch.seq_lens[request])
             oldest = first_visible(seq_len - int(end - start), layer.shape.sliding_window)
             skipped = oldest // kv.spec.block_size
@@ -186,6 +188,8 @@ class ReferenceBackend(OpsBackend):
             seq_len = int(batch.seq_lens[request])
             if mass.window is not None:
                 start = max(start, end - mass.window)
+            if start == end:
+                continue
             oldest = first_visible(seq_len - int(end - start), window)
             skipped = oldest // kv.spec.block_size
             table = batch.block_tables[request, skipped : kv.spec.blocks_for(seq_len)]
@@ -257,9 +261,18 @@ def host_memory(kv: KVStorage) -> HostKVStorage | QuantisedKVStorage:
 def write_kv(
     kv: KVStorage, layer_index: int, batch: BatchMetadata, key: Float32Array, value: Float32Array
 ) -> None:
-    """Store K and V, each ``(T, kv heads, head_dim)``, in the slots of the batch."""
+    """Store K and V, each ``(T, kv heads, head_dim)``, in the slots of the batch.
+
+    Raises:
+        NonFiniteKVError: they are not finite in the memory's type; nothing is stored.
+    """
+    memory = host_memory(kv)
+    dtype = memory.array.dtype if isinstance(memory, HostKVStorage) else memory.open.dtype
+    with np.errstate(over="ignore"):
+        if not all(np.isfinite(part.astype(dtype, copy=False)).all() for part in (key, value)):
+            raise NonFiniteKVError
     block_ids, offsets = np.divmod(batch.slot_mapping, kv.spec.block_size)
-    host_memory(kv).write(block_ids, offsets, layer_index, key, value)
+    memory.write(block_ids, offsets, layer_index, key, value)
 
 
 def gather(

@@ -37,6 +37,21 @@ class SamplingKernels(Protocol):
     what the NumPy path draws, unless a bound or a sum is a rounding error away.
     """
 
+    def find_largest(
+        self, logits: npt.NDArray[np.float32], limit: float
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """The first largest of each row.
+
+        Args:
+            logits: ``(R, vocab)``, contiguous; anything.
+            limit: what no logit's magnitude may exceed.
+
+        Returns:
+            ``(R,)`` ids; and ``(R,)``, whether the row holds the limit and no NaN. If not, its id means
+            nothing.
+        """
+        ...
+
     def draw(self, logits: npt.NDArray[np.float32], draws: Draws) -> npt.NDArray[np.int32]:
         """``(n,)`` tokens.
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ostinato.errors import ConfigError
+from ostinato.errors import UnsupportedKernelsError
 from ostinato.ops.base import OpsBackend
 from ostinato.ops.reference import ReferenceBackend
 
@@ -34,24 +34,33 @@ def select_backend(name: BackendName, options: KernelOptions | None = None) -> O
     """The backend of this name; ``auto`` is the native one, or NumPy with a warning where that cannot run.
 
     Raises:
-        ConfigError: ``cpu`` was asked for and cannot run here.
+        UnsupportedKernelsError: ``cpu`` was asked for and cannot run here.
     """
     if name == "reference":
         return ReferenceBackend()
     try:
         return _native_backend(options or KernelOptions())
-    except ConfigError as error:
-        if name == "cpu":
-            raise
-        _log.warning("%s The NumPy backend runs instead, some ten times slower.", error)
-        return ReferenceBackend()
+    except UnsupportedKernelsError as error:
+        return fallback_backend(name, error)
+
+
+def fallback_backend(name: BackendName, error: UnsupportedKernelsError) -> OpsBackend:
+    """NumPy with a warning, in place of what ``auto`` had chosen.
+
+    Raises:
+        UnsupportedKernelsError: `error`, where a backend was asked for by name.
+    """
+    if name != "auto":
+        raise error
+    _log.warning("%s The NumPy backend runs instead, some ten times slower.", error)
+    return ReferenceBackend()
 
 
 def _native_backend(options: KernelOptions) -> OpsBackend:
     try:
         from ostinato.ops.cpu import CpuBackend
     except ImportError as error:
-        raise ConfigError(
+        raise UnsupportedKernelsError(
             f"The native kernels are not installed ({error}): install a C++20 compiler (GCC 11 or "
             "Clang 14 and newer) and install Ostinato again."
         ) from error

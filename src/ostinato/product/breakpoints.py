@@ -1,20 +1,22 @@
 """The rules about where breakpoints may lie, a function each; dialects call those that are theirs.
 
-| vendor    | rule                                                         | function                    |
-|-----------|--------------------------------------------------------------|-----------------------------|
-| Anthropic | at most 4, the automatic one included                        | `require_at_most_four`      |
-| Anthropic | 1h before 5m                                                 | `require_long_before_short` |
-| Anthropic | a top-level `cache_control` marks the last segment that may  | `place_automatic`           |
-|           | be marked                                                    |                             |
-| OpenAI    | entries may end with: user messages, runs of tool outputs,   | `eligible_message_endings`  |
-|           | the developer messages that the prompt begins with           |                             |
-| OpenAI    | of more than may be written, the latest are                  | `latest_explicit`           |
+| vendor    | rule                                                         | function                     |
+|-----------|--------------------------------------------------------------|------------------------------|
+| Anthropic | at most 4, the automatic one included                        | `require_at_most_four`       |
+| Anthropic | the automatic one is no fifth                                | `require_room_for_automatic` |
+| Anthropic | 1h before 5m                                                 | `require_long_before_short`  |
+| Anthropic | a top-level `cache_control` marks the last segment that may  | `place_automatic`            |
+|           | be marked                                                    |                              |
+| OpenAI    | entries may end with: user messages, runs of tool outputs,   | `eligible_message_endings`   |
+|           | the developer messages that the prompt begins with           |                              |
+| OpenAI    | of more than may be written, the latest are                  | `latest_explicit`            |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from ostinato.errors import InvalidRequestError
 from ostinato.product.segments import Breakpoint, Segment, SegmentKind, TTLClass
@@ -22,12 +24,22 @@ from ostinato.product.segments import Breakpoint, Segment, SegmentKind, TTLClass
 MAX_BREAKPOINTS = 4
 
 
-def marked(segments: Sequence[Segment]) -> list[int]:
-    """Indices of the segments with a breakpoint, in order."""
+class MayBeMarked(Protocol):
+    """A segment, or a mark as the client set it: two of these may lie on one segment."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def breakpoint(self) -> Breakpoint | None: ...
+
+
+def marked(segments: Sequence[MayBeMarked]) -> list[int]:
+    """Indices of those with a breakpoint, in order."""
     return [at for at, segment in enumerate(segments) if segment.breakpoint is not None]
 
 
-def require_at_most_four(segments: Sequence[Segment]) -> None:
+def require_at_most_four(segments: Sequence[MayBeMarked]) -> None:
     """Anthropic's limit.
 
     Raises:
@@ -43,7 +55,7 @@ def require_at_most_four(segments: Sequence[Segment]) -> None:
         )
 
 
-def require_long_before_short(segments: Sequence[Segment]) -> None:
+def require_long_before_short(segments: Sequence[MayBeMarked]) -> None:
     """Anthropic's order: a 1h breakpoint never follows a 5m one.
 
     Raises:
@@ -84,14 +96,26 @@ def place_automatic(segments: Sequence[Segment], wanted: Breakpoint) -> tuple[Se
                 param="cache_control.ttl",
             )
         return tuple(segments)
-    if len(marked(segments)) >= MAX_BREAKPOINTS:
+    require_room_for_automatic(len(marked(segments)))
+    placed = replace(segments[last], breakpoint=replace(wanted, explicit=False))
+    return (*segments[:last], placed, *segments[last + 1 :])
+
+
+def require_room_for_automatic(num_marks: int) -> None:
+    """Anthropic's limit, for the automatic breakpoint where it is one more.
+
+    Args:
+        num_marks: that the client has set on blocks.
+
+    Raises:
+        InvalidRequestError: they are as many as there may be.
+    """
+    if num_marks >= MAX_BREAKPOINTS:
         raise InvalidRequestError(
             f"the top-level cache_control would be one more than the {MAX_BREAKPOINTS} blocks that may "
             "have one: remove one of theirs",
             param="cache_control",
         )
-    placed = replace(segments[last], breakpoint=replace(wanted, explicit=False))
-    return (*segments[:last], placed, *segments[last + 1 :])
 
 
 def eligible_message_endings(segments: Sequence[Segment]) -> list[int]:

@@ -70,6 +70,8 @@ class Change(StrEnum):
 
 BEFORE_TOOLS = (Change.MODEL, Change.CACHE_KEY, Change.SERVICE_TIER)
 BEHIND_TOOLS = (Change.TEXT_FORMAT, Change.REASONING_EFFORT, Change.VERBOSITY)
+_OTHER_CACHE = (Change.MODEL, Change.CACHE_KEY)
+"""Nothing that one left can be read by the other, however equal they are."""
 SETTINGS = (*BEFORE_TOOLS, *BEHIND_TOOLS, Change.OTHER_SETTINGS)
 """Changes of a setting: the names that `Fingerprinter.fingerprint` takes values of."""
 
@@ -215,7 +217,7 @@ def diagnose(previous: Fingerprint, current: Fingerprint) -> MissCause | None:
     change = _first_change(previous, current)
     if change is None:
         return None
-    reusable = 0 if change is Change.MODEL else common_tokens(previous, current)
+    reusable = 0 if change in _OTHER_CACHE else common_tokens(previous, current)
     return MissCause(change, current.num_tokens - reusable, reusable)
 
 

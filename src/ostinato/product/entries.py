@@ -5,7 +5,7 @@ has the K/V, and whether it still has it is seen only when a request comes back 
 right to be looked up, never a claim that something is cached.
 
 Entries are put in when the response that writes them has begun, so requests that start together cannot read
-each other's; they live in memory, and end with the process.
+each other's. They live in memory; where K/V outlives the process, a journal (`entry_writer.py`) keeps them too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hmac
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NewType
+from typing import NewType, Protocol
 
 import numpy as np
 
@@ -123,19 +123,54 @@ class Entry:
         return replace(self, expires_at=until)
 
 
+class EntryJournal(Protocol):
+    """Is told of every change but expiry, which follows from the deadlines. Never waits and never fails."""
+
+    def put(self, entry: Entry) -> None:
+        """It is there, or is another now."""
+        ...
+
+    def forget(self, key: EntryKey) -> None:
+        """It is gone."""
+        ...
+
+
+class NoJournal:
+    """Entries end with the process."""
+
+    def put(self, entry: Entry) -> None: ...
+
+    def forget(self, key: EntryKey) -> None: ...
+
+
+NO_JOURNAL = NoJournal()
+
+
 class EntryBook:
     """All live entries. Not thread-safe: the event loop owns it.
 
     Args:
         clock: of lifetimes.
         max_entries: bound; beyond it those go that expire soonest.
+        journal: outlives this process.
+        kept: what it had from an earlier one.
     """
 
-    def __init__(self, clock: Clock, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        max_entries: int = MAX_ENTRIES,
+        journal: EntryJournal = NO_JOURNAL,
+        kept: Iterable[Entry] = (),
+    ) -> None:
         self._clock = clock
         self._max_entries = max_entries
+        self._journal = journal
         self._entries: dict[EntryKey, Entry] = {}
         self._expiry: ExpiryQueue[EntryKey] = ExpiryQueue()
+        for entry in kept:
+            self._enter(entry)
+        self._let_go()
 
     def __len__(self) -> int:
         self._sweep()
@@ -151,13 +186,11 @@ class EntryBook:
         lifetime."""
         self._sweep()
         known = self._entries.get(entry.key)
-        if known is not None and known.ttl > entry.ttl:
-            entry = replace(
-                known, expires_at=max(known.expires_at, entry.expires_at), ends_at=known.ends_at
-            )
+        if known is not None:
+            kept = known if known.ttl > entry.ttl else entry
+            entry = replace(kept, expires_at=max(known.expires_at, entry.expires_at))
         self._set(entry)
-        while len(self._entries) > self._max_entries:
-            del self._entries[self._expiry.pop()]
+        self._let_go()
 
     def refresh(self, key: EntryKey, started: float) -> None:
         """A request that began at `started` has read it. One that is gone stays gone."""
@@ -169,10 +202,21 @@ class EntryBook:
         """Its K/V is gone."""
         if self._entries.pop(key, None) is not None:
             self._expiry.cancel(key)
+            self._journal.forget(key)
 
     def _set(self, entry: Entry) -> None:
+        self._enter(entry)
+        self._journal.put(entry)
+
+    def _enter(self, entry: Entry) -> None:
         self._entries[entry.key] = entry
         self._expiry.schedule(entry.key, entry.expires_at)
+
+    def _let_go(self) -> None:
+        while len(self._entries) > self._max_entries:
+            key = self._expiry.pop()
+            del self._entries[key]
+            self._journal.forget(key)
 
     def _sweep(self) -> None:
         for key in self._expiry.due(self._clock.time()):

@@ -5,6 +5,8 @@ plan ──► (the engine runs) ──► settle, at the first piece of the ans
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,19 +35,25 @@ class PromptCache:
     Args:
         clock: of lifetimes.
         secret: of the server; keys of entries are made under it.
-        rules: of the house.
+        rules: of the house. What was written under others is never read: lifetimes and breakpoints differ.
         granularity: tokens a block of the engine's cache.
+        book: of entries; None: an empty one, which ends with the process.
     """
 
     def __init__(
-        self, clock: Clock, secret: bytes, rules: HouseRules = LOCAL, granularity: int = 1
+        self,
+        clock: Clock,
+        secret: bytes,
+        rules: HouseRules = LOCAL,
+        granularity: int = 1,
+        book: EntryBook | None = None,
     ) -> None:
         self.rules = rules
-        self.book = EntryBook(clock)
+        self.book = EntryBook(clock) if book is None else book
         self.fingerprinter = Fingerprinter(secret)
         self.fingerprints = FingerprintBook(clock)
         self._clock = clock
-        self._secret = secret
+        self._entry_secret = hmac.digest(secret, b"entries " + rules.name.encode(), hashlib.sha256)
         self._granularity = granularity
 
     def plan(
@@ -63,15 +71,19 @@ class PromptCache:
             boundaries,
             len(token_ids),
             book=self.book,
-            digests=PrefixDigests(self._secret, scope, token_ids),
+            digests=PrefixDigests(self._entry_secret, scope, token_ids),
             started=self._clock.time(),
             implicit=implicit,
         )
         return CachedRequest(scope, plan)
 
+    def split(self, request: CachedRequest, report: CacheReport) -> Split:
+        """How a request is billed. Changes nothing; from any thread."""
+        return settle(request.plan, report, self._granularity)
+
     def settle(self, request: CachedRequest, report: CacheReport) -> Split:
         """The first piece of the answer is there: bill it, and let others find its entries. Once a request."""
-        split = settle(request.plan, report, self._granularity)
+        split = self.split(request, report)
         record(request.plan, report, self.book, request.scope.tenant, self._granularity)
         return split
 

@@ -89,6 +89,11 @@ class HouseRules:
     max_writes: int = 4
     bills_writes: bool = True
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether what was written decides what may be read."""
+        return self.read_rule is ReadRule.ENTRIES
+
 
 def _lifetimes(short: float, long: float) -> dict[TTLClass, float]:
     return {TTLClass.SHORT: short, TTLClass.LONG: long}

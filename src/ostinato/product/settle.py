@@ -104,16 +104,22 @@ def record(
 ) -> None:
     """The response has begun: write what was planned, refresh what was read, forget what is gone.
 
+    What a request found when it began it has read, even if the entry ended while the request waited: lifetimes
+    count from the start of the request.
+
     An entry inside the prefix that was read was used with it, so it is refreshed too; its lifetime class stays
     what it was when it was written and billed. Where a read is whatever was reused there are no entries.
     """
-    if plan.rules.read_rule is ReadRule.REUSED:
+    if not plan.rules.has_entries:
         return
     hit = highest_hit(plan, report, granularity)
     read = 0 if hit is None else hit.num_tokens
     for entry in plan.reads:
         if _is_backed(entry, report, granularity):
-            book.refresh(entry.key, plan.started)
+            if book.find(entry.key) is None:  # it has ended since
+                book.put(entry.refreshed(plan.started))
+            else:
+                book.refresh(entry.key, plan.started)
         else:
             book.forget(entry.key)
     for write in plan.writes:

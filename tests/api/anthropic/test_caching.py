@@ -68,6 +68,18 @@ def test_a_top_level_mark_lies_on_the_last_block(house: str) -> None:
     assert usage(answer) == (5, 0, 0, 800)
 
 
+def test_a_billing_line_does_not_reach_the_prompt() -> None:
+    """It is another one at every request: nothing behind it would be read."""
+    billing = block("x-anthropic-billing-header: cc_version=2.1.15; cch=0fa1c;")
+    backend = FakeBackend()
+    with client_of(CountingBackend()) as client, client_of(backend) as other:
+        answer = message(client, system=[billing, *SYSTEM], messages=CONVERSATION)
+        message(other, system=[billing, *SYSTEM], messages=CONVERSATION)
+    assert usage(answer) == (105, 0, 200, 100)
+    [request] = backend.requests
+    assert "billing" not in repr(request.prompt.source)
+
+
 def test_without_a_mark_nothing_is_written() -> None:
     with client_of(CountingBackend()) as client:
         assert usage(message(client)) == (105, 0, 0, 0)

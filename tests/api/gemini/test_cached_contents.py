@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import stat
@@ -13,9 +14,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ostinato.api.app import create_app
-from ostinato.api.gemini import cached_contents
+from ostinato.api.gemini import cache_routes, cached_contents
 from ostinato.api.gemini.cache_store import CacheStore
-from ostinato.api.gemini.cached_contents import CachedContents, ExpirySweeper, NewContent
+from ostinato.api.gemini.cached_contents import CachedContents, NewContent
+from ostinato.api.gemini.prefill import prefill
+from ostinato.api.gemini.times import format_time, parse_time
 from ostinato.api.gemini.wire import PrefixFields
 from ostinato.api.local import LocalBackend
 from ostinato.cache.types import TenantId
@@ -124,6 +127,26 @@ def test_an_object_ends_at_its_time_and_use_does_not_lengthen_its_life(place: Pl
     assert place.client.get(CACHES).json() == {"cachedContents": []}
 
 
+def test_a_life_begins_when_its_tokens_are_computed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(*given: Any) -> None:
+        await prefill(*given)
+        place.clock.advance(60)
+
+    monkeypatch.setattr(cache_routes, "prefill", slow)
+    made = make(place, ttl="30s")
+    assert lifetime(made, "createTime") == 30
+    assert ask(place, made["name"]).status_code == 200
+    end = format_time(place.clock.time() + 50)
+    late = {"model": "models/tiny", "systemInstruction": {"parts": [{"text": BOOK}]}}
+    refused(place.post(CACHES, {**late, "expireTime": end}), 400, "INVALID_ARGUMENT")
+
+
+def lifetime(shown: dict[str, Any], since: str) -> float:
+    return parse_time(shown["expireTime"], "") - parse_time(shown[since], "")
+
+
 def test_what_has_expired_is_overwritten_on_disk(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "cached_contents.sqlite3"
     make(place)
@@ -201,6 +224,9 @@ def test_pages_follow_each_other_without_gap_or_repetition(place: Place) -> None
     assert seen == names
     refused(place.client.get(f"{CACHES}?pageToken=nonsense"), 400, "INVALID_ARGUMENT")
     refused(place.client.get(f"{CACHES}?pageSize=-1"), 400, "INVALID_ARGUMENT")
+    wrong = place.client.get(f"{CACHES}?pageSize=many")
+    refused(wrong, 400, "INVALID_ARGUMENT")
+    assert wrong.json()["error"]["message"] == "pageSize must be an integer, not the string 'many'"
 
 
 @pytest.mark.parametrize(
@@ -269,21 +295,17 @@ def test_a_tenant_has_no_more_objects_than_it_may(
     assert "300 bytes" in refused(third, 429, "RESOURCE_EXHAUSTED")
 
 
-def test_the_sweeper_erases_at_its_start_what_expired_while_no_server_ran(tmp_path: Path) -> None:
-    clock, records = ManualClock(), Records()
-    store = CacheStore(tmp_path / "c.sqlite3")
-    CachedContents(store, clock, records, "local").add(
-        NewContent(TenantId("a"), "tiny", None, PrefixFields()), 3, clock.time() + 10
-    )
-    store.close()
-    clock.advance(1000)
-    store = CacheStore(tmp_path / "c.sqlite3")
-    sweeper = ExpirySweeper(CachedContents(store, clock, records, "local"))
-    sweeper.start()
-    sweeper.stop()
-    store.close()
-    [record] = records.all
-    assert (record.storage_token_seconds, record.tenant) == (30, "a")
+def test_what_ended_while_it_was_being_moved_stays_ended_and_is_billed_once() -> None:
+    clock, records = ManualClock(0.0), Records()
+    with contextlib.closing(CacheStore(None)) as store:
+        contents = CachedContents(store, clock, records, "local")
+        new = NewContent(TenantId("us"), "tiny", None, PrefixFields())
+        made = contents.add(new, num_tokens=10, expires=5.0)
+        clock.advance(6.0)  # what the longer life needs is computed
+        with pytest.raises(RequestError, match="expired"):
+            contents.set_expiry(made, 100.0)
+        assert contents.sweep() == 1
+    assert [record.storage_token_seconds for record in records.all] == [50]
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -174,6 +174,80 @@ def test_a_tenant_over_budget_pays_first_and_its_promises_are_not_kept() -> None
     assert policy.pop_victim() is oldest  # within budget now, so the promise holds
 
 
+def _stored(policy: Retaining[Item], *items: Item) -> None:
+    for item in items:
+        policy.on_store([item])
+        policy.add(item)
+
+
+def test_nobody_keeps_more_than_an_equal_share_by_promises_once_another_has_anything() -> None:
+    clock = ManualClock()
+    policy: Retaining[Item] = Retaining(LRU(), clock, capacity=8)
+    promised = [
+        Item(f"ann {at}", at, tenant=ANN, retention=_promise(clock, 100 + at)) for at in range(7)
+    ]
+    plain = Item("bob", 0, tenant=BOB)
+    _stored(policy, *promised)
+    _stored(policy, plain)
+    gone = []
+    for _ in range(4):
+        gone.append(policy.pop_victim())
+        policy.on_drop(gone[-1])
+    assert gone == [*promised[:3], plain]  # four of eight may stay promised; then the rest in order
+
+
+def test_a_tenant_that_is_alone_may_have_the_whole_place_promised() -> None:
+    clock = ManualClock()
+    policy: Retaining[Item] = Retaining(LRU(), clock, capacity=4)
+    plain = Item("plain", 9, tenant=ANN)
+    promised = [Item(str(at), at, tenant=ANN, retention=_promise(clock, 60)) for at in range(3)]
+    _stored(policy, *promised, plain)
+    assert policy.pop_victim() is plain
+
+
+def test_promises_that_are_over_or_taken_back_do_not_count_towards_the_share() -> None:
+    clock = ManualClock()
+    policy: Retaining[Item] = Retaining(LRU(), clock, capacity=6)
+    brief = [Item(f"brief {at}", 5, tenant=ANN, retention=_promise(clock, 1)) for at in range(3)]
+    kept = [Item(f"kept {at}", 1, tenant=ANN, retention=_promise(clock, 60)) for at in range(3)]
+    plain = Item("bob", 2, tenant=BOB)
+    _stored(policy, *brief, *kept, plain)
+    clock.advance(1)
+    assert policy.pop_victim() is plain  # three are promised still, half of six
+    policy.remove(kept[0])
+    kept[0].retention = None
+    policy.on_promise(kept[0])
+    policy.add(kept[0])
+    assert policy.pop_victim() is kept[0]
+
+
+def test_a_promise_made_or_renewed_while_an_item_is_used_counts_towards_the_share() -> None:
+    clock = ManualClock()
+    policy: Retaining[Item] = Retaining(LRU(), clock, capacity=4)
+    items = [Item(f"ann {at}", at + 1, tenant=ANN) for at in range(3)]
+    for item in items:
+        policy.on_store([item])
+        item.retention = _promise(clock, 10)
+        policy.on_promise(item)
+    clock.advance(5)
+    for item in items:
+        item.retention = _promise(clock, 10)
+        policy.on_promise(item)
+        policy.add(item)
+    _stored(policy, Item("bob", 0, tenant=BOB))
+    clock.advance(7)  # past the first deadline, before the second
+    assert policy.pop_victim() is items[0]
+
+
+def test_a_tenant_with_a_budget_is_promised_as_much_as_that() -> None:
+    clock = ManualClock()
+    policy: Retaining[Item] = Retaining(LRU(), clock, TenantBudgets({ANN: 3}), capacity=4)
+    promised = [Item(str(at), at, tenant=ANN, retention=_promise(clock, 60)) for at in range(3)]
+    plain = Item("bob", 9, tenant=BOB)
+    _stored(policy, *promised, plain)
+    assert policy.pop_victim() is plain
+
+
 @given(
     promises=st.lists(
         st.tuples(st.sampled_from([None, 1.0, 60.0, 3600.0]), st.sampled_from([ANN, BOB, None])),
@@ -182,17 +256,19 @@ def test_a_tenant_over_budget_pays_first_and_its_promises_are_not_kept() -> None
     ),
     waits=st.lists(st.floats(0, 100), max_size=30),
     budget=st.integers(0, 5),
+    capacity=st.sampled_from([None, 3, 30]),
     name=st.sampled_from(sorted(POLICIES)),
 )
 def test_whatever_was_promised_every_candidate_can_be_given_up(
     promises: list[tuple[float | None, TenantId | None]],
     waits: list[float],
     budget: int,
+    capacity: int | None,
     name: str,
 ) -> None:
     clock = ManualClock()
     budgets = TenantBudgets({BOB: budget})
-    policy: Retaining[Item] = Retaining(make_policy(name), clock, budgets)
+    policy: Retaining[Item] = Retaining(make_policy(name), clock, budgets, capacity=capacity)
     items = []
     for at, (ttl, tenant) in enumerate(promises):
         retention = None if ttl is None else _promise(clock, ttl)

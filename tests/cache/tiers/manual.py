@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ostinato.cache.eviction import LRU
+from ostinato.cache.eviction import DEFAULT_POLICY, make_policy
 from ostinato.cache.retention import TenantBudgets
 from ostinato.cache.tiers.base import LoadJob, StoreJob
 from ostinato.cache.tiers.ram import RamTier
@@ -44,7 +44,7 @@ class ManualTransfers(Transfers):
         for job in self.queue[:num_jobs]:
             while (task := job.take_task(0.0)) is not None:
                 job.run_task(task)
-                job.end_task()
+                job.end_task(task)
             assert job.has_ended(0.0)
             self._finished.append(job)
             self.notify()
@@ -59,8 +59,16 @@ class FaultyTier(RamTier):
         fails_write: the same for writes.
     """
 
-    def __init__(self, tier: Tier, block_bytes: int, num_blocks: int, clock: Clock) -> None:
-        super().__init__(block_bytes, num_blocks * block_bytes, LRU(), TenantBudgets(), clock)
+    def __init__(
+        self,
+        tier: Tier,
+        block_bytes: int,
+        num_blocks: int,
+        clock: Clock,
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
+        order = make_policy(policy)
+        super().__init__(block_bytes, num_blocks * block_bytes, order, TenantBudgets(), clock)
         self.tier = tier
         self.fails_read: Callable[[int], bool] = lambda at: False
         self.fails_write: Callable[[int], bool] = lambda at: False

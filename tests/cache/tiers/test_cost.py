@@ -7,11 +7,13 @@ import pytest
 
 from ostinato.cache.tiers.cost import (
     OVERHEAD_SECONDS,
+    PROBE_BLOCKS,
     PROBE_EVERY,
     LoadCosts,
     RateMeter,
     TierRun,
 )
+from ostinato.cache.tiers.policy import LEAST_PATIENCE_SECONDS, is_too_slow, load_patience
 from ostinato.cache.types import BlockHash, Tier
 
 BLOCK_TOKENS, BLOCK_BYTES = 16, 1_000_000
@@ -109,7 +111,58 @@ def test_after_many_refusals_one_load_is_made_to_measure_again() -> None:
         assert not decision.is_probe
         made.accept(decision)
     chosen, decision = made.decide(runs, {})
-    assert list(chosen) == runs
+    assert list(chosen) == [TierRun(Tier.DISK, runs[0].keys[:PROBE_BLOCKS])]
+    assert decision.load_tokens == PROBE_BLOCKS * BLOCK_TOKENS
     assert decision.is_probe
     made.accept(decision)
     assert not made.decide(runs, {})[0]
+
+
+def test_a_probe_counts_enough_to_be_believed_and_names_what_its_few_blocks_should_take() -> None:
+    made = costs(prefill=100.0, disk=1e5)
+    for _ in range(PROBE_EVERY):
+        made.accept(made.decide([run(Tier.DISK, 10)], {})[1])
+    _, decision = made.decide([run(Tier.DISK, 10)], {})
+    assert decision.chosen_seconds == pytest.approx(PROBE_BLOCKS * 10.0, rel=0.01)
+    assert decision.saved_seconds == pytest.approx(PROBE_BLOCKS * BLOCK_TOKENS / 100.0)
+    meter = RateMeter(1e6)
+    meter.observe(1e5, 1e5)
+    meter.observe(10.0, 1e-6)
+    assert meter.rate == pytest.approx(1.0, rel=1e-3)
+    meter.observe_sample(10.0, 1e-6)
+    assert meter.rate is not None
+    assert meter.rate > 10.0
+
+
+def test_the_choice_of_a_leading_part_is_expected_to_take_what_that_part_takes() -> None:
+    made = costs(prefill=100.0, ram=1e9, remote=1e5)
+    _, decision = made.decide([run(Tier.RAM, 4), run(Tier.REMOTE, 4)], {})
+    assert decision.chosen_seconds == pytest.approx(4e-3 + OVERHEAD_SECONDS)
+    assert decision.load_seconds > 40.0
+
+
+@pytest.mark.parametrize(
+    ("load", "compute", "patience"),
+    [(1.0, 10.0, 2.0), (1.0, 1.5, 1.5), (1.0, None, 2.0), (0.001, 0.01, LEAST_PATIENCE_SECONDS)],
+)
+def test_a_load_may_take_twice_what_was_expected_or_as_long_as_computing(
+    load: float, compute: float | None, patience: float
+) -> None:
+    assert load_patience(load, compute) == patience
+
+
+@pytest.mark.parametrize(
+    ("seconds", "arrived", "compute", "stopped"),
+    [
+        (1.9, 0.0, 10.0, False),  # not late yet
+        (2.0, 0.0, 10.0, True),  # nothing came
+        (4.0, 0.5, 10.0, False),  # half of it in less time than computing half takes
+        (6.0, 0.5, 10.0, True),
+        (7.0, 0.5, None, False),
+        (9.0, 0.5, None, True),
+    ],
+)
+def test_a_late_load_goes_on_while_it_is_faster_than_computing(
+    seconds: float, arrived: float, compute: float | None, stopped: bool
+) -> None:
+    assert is_too_slow(seconds, arrived, 2.0, compute) is stopped

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ostinato.cache.retention import Retention
+from ostinato.cache.tiers import disk, disk_folder
 from ostinato.cache.tiers.base import KVTier, TierFailure
 from ostinato.cache.tiers.disk import PAUSE_SECONDS
-from ostinato.cache.tiers.disk_files import BLOCKS_NAME, INDEX_NAME
-from ostinato.cache.tiers.disk_folder import MANIFEST_NAME
-from ostinato.cache.tiers.record import RECORD_BYTES
+from ostinato.cache.tiers.disk_files import BLOCKS_NAME, INDEX_NAME, BlockFiles
+from ostinato.cache.tiers.disk_folder import LOCK_NAME, MANIFEST_NAME, FolderLock
+from ostinato.cache.tiers.disk_index import hard_deadlines, read_index
+from ostinato.cache.tiers.record import RECORD_BYTES, BlockRecord
 from ostinato.errors import ConfigError
 from tests.cache.tiers.tools import (
+    BLOCK_BYTES,
     GIB,
     RoomyIO,
     TierMaker,
@@ -197,6 +204,40 @@ def test_what_was_promised_to_be_erased_leaves_no_bytes(maker: TierMaker) -> Non
     maker.close()
 
 
+def test_what_expires_while_it_is_written_leaves_no_bytes_either(maker: TierMaker) -> None:
+    tier = maker.make()
+    head, tail = chain("x", 2)
+    hard = Retention(maker.clock.time() + 60, hard=True, ttl=60)
+    job = tier.prepare_store([*promised([head], hard), tail])
+    assert job is not None
+    for at, block in enumerate(job.blocks):
+        assert tier.write(job, at, memoryview(content(block.identity.key)))
+    maker.clock.advance(60)
+    tier.expire()
+    tier.complete_store(job, 2)
+    data = file_of(maker, BLOCKS_NAME).read_bytes() + file_of(maker, INDEX_NAME).read_bytes()
+    assert not data.strip(b"\0")
+    maker.close()
+
+
+def test_what_else_lies_in_the_folder_is_never_deleted(maker: TierMaker, tmp_path: Path) -> None:
+    strangers = [maker.folder / name for name in ("photos", "lost+found", ".removed-mine")]
+    for stranger in strangers:
+        stranger.mkdir(parents=True)
+        (stranger / "index").write_text("not ours")
+    (maker.folder / "0123456789abcdef").symlink_to(tmp_path, target_is_directory=True)
+    other = TierMaker("disk", maker.folder)
+    store(other.make(8), chain("o", 8))
+    other.close()
+    tier = maker.make(8)
+    store(tier, chain("x", 8))
+    assert not (maker.folder / other.format.name).exists()
+    assert tier.stats().num_blocks == 8
+    maker.close()
+    assert all((stranger / "index").exists() for stranger in strangers)
+    assert tmp_path.exists()
+
+
 def test_two_processes_never_share_a_folder(maker: TierMaker) -> None:
     maker.make()
     with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on "):
@@ -248,3 +289,128 @@ def test_a_prompt_that_is_stored_at_once_lies_in_a_row(maker: TierMaker) -> None
     assert job.places == tuple(range(6))
     tier.complete_store(job, 0)
     maker.close()
+
+
+def other_model(maker: TierMaker) -> TierMaker:
+    """For another model's blocks in the same folder, by the same clock."""
+    return TierMaker("disk", maker.folder, clock=maker.clock)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_what_was_promised_to_be_erased_is_erased_while_another_model_is_served(
+    maker: TierMaker, is_running: bool
+) -> None:
+    hard = Retention(maker.clock.time() + 60, hard=True, ttl=60)
+    later = Retention(maker.clock.time() + 90, hard=True, ttl=90)
+    tier = maker.make()
+    head, *behind = chain("x", 3)
+    store(tier, [*promised([head], hard), *behind])
+    store(tier, promised(chain("y", 1), later))
+    store(tier, chain("z", 1))
+    tier.close()
+    last_used = file_of(maker, BLOCKS_NAME).stat().st_mtime
+    if not is_running:
+        maker.clock.advance(60)
+    served = other_model(maker).make()
+    if is_running:
+        before = file_of(maker, INDEX_NAME).read_bytes()
+        maker.clock.advance(59)
+        served.expire()
+        assert file_of(maker, INDEX_NAME).read_bytes() == before
+        maker.clock.advance(1)
+        served.expire()
+    written = file_of(maker, BLOCKS_NAME).read_bytes()
+    assert [content(key) in written for key in keys_of([head, *behind])] == [False] * 3
+    assert file_of(maker, BLOCKS_NAME).stat().st_mtime == last_used
+    assert content(keys_of(chain("y", 1))[0]) in written
+    maker.clock.advance(30)
+    served.expire()
+    assert content(keys_of(chain("y", 1))[0]) not in file_of(maker, BLOCKS_NAME).read_bytes()
+    served.close()
+    again = maker.make()
+    assert stored(again, keys_of(chain("z", 1))) == [True]
+    assert again.stats().num_blocks == 1
+    assert not again.stats().failures
+    again.close()
+
+
+def test_a_folder_of_another_model_that_cannot_be_read_is_counted_and_keeps_nobody_from_serving(
+    maker: TierMaker,
+) -> None:
+    maker.make().close()
+    file_of(maker, INDEX_NAME).unlink()
+    file_of(maker, INDEX_NAME).mkdir()
+    served = other_model(maker).make()
+    assert store(served, chain("x", 2))
+    assert served.stats().failures == {TierFailure.IO_ERROR: 1}
+    served.close()
+
+
+def test_a_head_whose_promise_was_renewed_at_its_tail_alone_is_not_expired(
+    maker: TierMaker,
+) -> None:
+    now = maker.clock.time()
+    tier = maker.make()
+    short, long = (Retention(now + ttl, hard=True, ttl=60) for ttl in (60, 120))
+    head, tail = chain("x", 2)
+    store(tier, [*promised([head], short), *promised([tail], long)])
+    tier.close()
+    files = BlockFiles(maker.folder / maker.format.name, BLOCK_BYTES, RoomyIO())
+    records = {slot: BlockRecord.unpack(data) for slot, data in files.records()}
+    first = next(slot for slot, record in records.items() if record.identity == head.identity)
+    files.write_record(first, replace(records[first], retention=short).pack())
+    assert set(read_index(files, now + 100).live) == set(records)
+    assert set(hard_deadlines(read_index(files, now)).values()) == {now + 120}
+    assert not read_index(files, now + 120).live
+    files.close()
+
+
+def test_files_that_somebody_deletes_are_noticed_and_what_was_there_is_read_still(
+    maker: TierMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = maker.make()
+    blocks = chain("x", 2)
+    store(tier, blocks)
+    shutil.rmtree(maker.folder / maker.format.name)
+    with caplog.at_level(logging.WARNING):
+        assert not store(tier, chain("y", 2))
+        assert not store(tier, chain("z", 1))
+    assert tier.stats().failures == {TierFailure.VANISHED: 3}
+    assert tier.stats().refused_blocks == 3
+    assert len(caplog.records) == 1
+    assert load(tier, keys_of(blocks)) == [content(key) for key in keys_of(blocks)]
+    tier.close()
+
+
+def test_who_only_asks_who_uses_the_folder_keeps_no_server_from_starting(
+    maker: TierMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker.make().close()
+    asking = os.open(maker.folder / LOCK_NAME, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    waits = []
+
+    class Event:
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                os.close(asking)
+
+    monkeypatch.setattr(disk_folder.threading, "Event", Event)
+    FolderLock(maker.folder).release()
+    assert len(waits) == 3
+
+
+def test_a_stop_does_not_wait_for_a_device_that_hangs(
+    maker: TierMaker, io: RefusingIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    tier = maker.make()
+    store(tier, chain("x", 1))
+    monkeypatch.setattr(disk, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(io, "sync", lambda descriptor: gate.wait(20.0))
+    tier.close()
+    monkeypatch.undo()
+    again = maker.make()
+    assert stored(again, keys_of(chain("x", 1))) == [True]
+    gate.set()

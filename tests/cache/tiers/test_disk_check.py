@@ -132,7 +132,59 @@ def test_a_folder_of_another_version_is_named_and_goes_first(maker: TierMaker) -
     assert disk_check.list_contents(maker.folder, NOW)[0].num_blocks == 8
 
 
+def test_pruning_takes_other_versions_out_without_a_size_too(maker: TierMaker) -> None:
+    foreign = maker.folder / "0123456789abcdef"
+    foreign.mkdir()
+    (foreign / MANIFEST_NAME).write_text('{"format_version": 99, "model": "x"}')
+    (foreign / BLOCKS_NAME).write_bytes(bytes(5000))
+    disk_check.prune(maker.folder, None, NOW)
+    assert [f.path.name for f in format_folders(maker.folder)] == [maker.format.name]
+
+
+def test_what_else_lies_in_the_folder_is_neither_listed_nor_deleted(maker: TierMaker) -> None:
+    stranger = maker.folder / "photos"
+    stranger.mkdir()
+    (stranger / "beach.jpg").write_text("precious")
+    assert len(disk_check.list_contents(maker.folder, NOW)) == 1
+    disk_check.prune(maker.folder, None, NOW)
+    disk_check.prune(maker.folder, 1, NOW)
+    disk_check.clear(maker.folder)
+    assert (stranger / "beach.jpg").exists()
+
+
+@pytest.mark.parametrize(
+    "block_bytes", ["0", "-160", "true", "1e3", "9e99", "null", str(2**62), "[" * 9**6]
+)
+def test_a_manifest_with_an_impossible_block_is_not_readable(
+    maker: TierMaker, block_bytes: str
+) -> None:
+    manifest = maker.folder / maker.format.name / MANIFEST_NAME
+    manifest.write_text(f'{{"format_version": 1, "model": "x", "block_bytes": {block_bytes}}}')
+    (found,) = disk_check.list_contents(maker.folder, NOW)
+    assert not found.folder.readable
+
+
 def test_clearing_deletes_one_folder_or_all(maker: TierMaker) -> None:
     assert disk_check.clear(maker.folder, "another") == 0
     assert disk_check.clear(maker.folder, maker.format.name) == 1
     assert disk_check.clear(maker.folder) == 0
+
+
+def test_a_listing_writes_nothing_and_passes_over_a_folder_that_cannot_be_read(
+    maker: TierMaker,
+) -> None:
+    second = TierMaker("disk", maker.folder, clock=maker.clock)
+    third = TierMaker("disk", maker.folder, clock=maker.clock)
+    for other in (second, third):
+        other.make().close()
+    (maker.folder / second.format.name / INDEX_NAME).unlink()
+    (maker.folder / second.format.name / INDEX_NAME).mkdir()
+    for name in (BLOCKS_NAME, INDEX_NAME):
+        (maker.folder / third.format.name / name).unlink()
+    found = {c.folder.path.name: c for c in disk_check.list_contents(maker.folder, NOW)}
+    assert found[maker.format.name].num_blocks == 8
+    error = found[second.format.name].error
+    assert error is not None
+    assert INDEX_NAME in error
+    assert (found[third.format.name].error, found[third.format.name].num_blocks) == (None, 0)
+    assert not (maker.folder / third.format.name / BLOCKS_NAME).exists()

@@ -8,7 +8,13 @@ import threading
 
 import pytest
 
-from ostinato.cache.tiers.transfer import TASK_BYTES, ThreadedTransfers, TransferJob, Urgency
+from ostinato.cache.tiers.transfer import (
+    TASK_BYTES,
+    Lane,
+    ThreadedTransfers,
+    TransferJob,
+    Urgency,
+)
 from ostinato.clock import ManualClock
 
 SECONDS = 20.0
@@ -101,6 +107,66 @@ def test_stores_that_hang_do_not_keep_a_load_waiting() -> None:
     finish(pool, load)
     gate.set()
     finish(pool, *stores)
+    pool.close(0.0)
+
+
+def test_a_server_that_hangs_keeps_nobody_waiting_who_wants_something_from_here() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def hang(at: int) -> bool:
+        entered.set()
+        return gate.wait(SECONDS)
+
+    urgencies = (Urgency.LOAD, Urgency.STORE)
+    hanging = [TransferJob(1, hang, TASK_BYTES, urgency, Lane.REMOTE) for urgency in urgencies]
+    pool = transfers()
+    for one in hanging:
+        pool.submit(one)
+    assert entered.wait(SECONDS)
+    local = [job(3, urgency=urgency) for urgency in urgencies]
+    for one in local:
+        pool.submit(one)
+    finish(pool, *local)
+    gate.set()
+    finish(pool, *hanging)
+    pool.close(0.0)
+
+
+def test_a_job_that_is_cancelled_while_another_hangs_before_it_has_finished_at_once() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def hang(at: int) -> bool:
+        entered.set()
+        return gate.wait(SECONDS)
+
+    running, queued = TransferJob(2, hang, TASK_BYTES, Urgency.LOAD), job(3)
+    pool = transfers()
+    pool.submit(running)
+    assert entered.wait(SECONDS)
+    pool.submit(queued)
+    pool.cancel(queued)
+    pool.cancel(running)
+    assert list(pool.poll()) == [queued]
+    gate.set()
+    finish(pool, running)
+    assert (running.num_moved, running.num_done, queued.num_moved) == (1, 1, 0)
+    pool.close(0.0)
+
+
+def test_each_task_is_announced_before_its_blocks_are_moved() -> None:
+    told: list[object] = []
+    one = TransferJob(
+        5,
+        lambda at: told.append(at) is None,
+        TASK_BYTES // 3,
+        Urgency.LOAD,
+        begin=lambda task: told.append(task),
+    )
+    pool = transfers()
+    pool.submit(one)
+    finish(pool, one)
+    assert told == [range(3), 0, 1, 2, range(3, 5), 3, 4]
+    assert one.num_done == 5
     pool.close(0.0)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostinato.cache.eviction import LRU, EvictionPolicy
+from ostinato.cache.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
 from ostinato.cache.identity import BlockIdentity
 from ostinato.cache.retention import Retention, TenantBudgets
 from ostinato.cache.tiers.base import KVTier, TierAnswer, TierBlock
@@ -70,10 +70,6 @@ class RoomyIO(PositionedIO):
         return 900 * GIB, 1000 * GIB
 
 
-def policy() -> EvictionPolicy[TierEntry]:
-    return LRU()
-
-
 @dataclass
 class TierMaker:
     """Makes a tier of one kind, and makes it again over what an earlier one has left.
@@ -82,11 +78,13 @@ class TierMaker:
         kind: ``ram``, ``disk`` or ``remote``.
         folder: of the disk tier.
         url: of the remote tier's server.
+        policy: by the name that settings use.
     """
 
     kind: str
     folder: Path
     url: str = ""
+    policy: str = DEFAULT_POLICY
     format: TierFormat = field(default_factory=new_format)
     clock: ManualClock = field(default_factory=ManualClock)
     io: PositionedIO = field(default_factory=RoomyIO)
@@ -104,10 +102,11 @@ class TierMaker:
         self,
         num_blocks: int = 8,
         budgets: TenantBudgets | None = None,
-        make_policy: Callable[[], EvictionPolicy[TierEntry]] = policy,
+        policy: str | None = None,
     ) -> KVTier:
-        """A tier for `num_blocks`, with what is there already."""
-        tier = self._make(num_blocks * self.slot_bytes, budgets or TenantBudgets(), make_policy())
+        """A tier for `num_blocks`, with what is there already, under `policy` instead of the maker's."""
+        order = make_policy(policy or self.policy)
+        tier = self._make(num_blocks * self.slot_bytes, budgets or TenantBudgets(), order)
         self.made.append(tier)
         return tier
 

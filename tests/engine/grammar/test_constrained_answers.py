@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostinato.engine.grammar.spec import Grammar, GrammarKind, Trigger, TriggeredGrammar, choice
+from ostinato.engine.grammar.spec import (
+    Grammar,
+    GrammarKind,
+    Trigger,
+    TriggeredGrammar,
+    choice,
+    json_schema,
+)
 from ostinato.engine.outputs import FinishReason
 from ostinato.engine.sampler import SamplerState, sample
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.errors import GrammarError, InvalidRequestError
+from ostinato.errors import GrammarError, GrammarFailedError, InvalidRequestError
 from tests.engine.harness import EOS, VOCAB_SIZE, EchoTokenizer, Engine, expected_tokens
 
 PATTERN = "(ab|cd){3}[xyz]{1,9}"
@@ -147,7 +154,9 @@ class BrokenMatcher:
         raise AssertionError("nothing can be chosen")
 
 
-def test_a_grammar_that_fails_on_the_way_fails_its_own_request_alone() -> None:
+def test_a_grammar_that_fails_on_the_way_fails_its_own_request_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine = Engine()
     engine.add("bad", PROMPT, max_tokens=4, grammar=FORM)
     engine.add("good", PROMPT, max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -156,7 +165,15 @@ def test_a_grammar_that_fails_on_the_way_fails_its_own_request_alone() -> None:
     assert answers["good", 0].tokens == expected_tokens(PROMPT, 4, ignore_eos=True)
     [failure] = engine.core.take_failures()
     assert failure.request_id == "bad"
+    assert isinstance(failure.error, GrammarFailedError)
+    assert "Traceback" not in caplog.text  # it is the request's fault
     engine.assert_idle()
+
+
+def test_a_schema_with_a_lone_surrogate_is_refused_as_text_that_is_none() -> None:
+    schema = json_schema({"const": "\ud800"}, "form", lenient=False)
+    with pytest.raises(InvalidRequestError, match="form must be valid Unicode text"):
+        Engine().add("r", PROMPT, grammar=schema)
 
 
 class OnlyThese:

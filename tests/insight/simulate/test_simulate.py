@@ -132,6 +132,10 @@ def test_our_policy_beats_lru_on_agents_that_share_tool_prompts() -> None:
         ("nonsense\n", "line 1: not a request"),
         (LINE % (0, 2000, [1]), "2000 tokens do not fill 1 blocks of 512"),
         ('{"timestamp": 0}\n', "line 1: not a request"),
+        (LINE % (0, 9, "5"), "line 1: not a request"),
+        (LINE % (0, 9, "[[1]]"), "line 1: not a request"),
+        (LINE % (0, 9, "[1.5]"), "line 1: not a request"),
+        ("[" * 9**6, "line 1: not a request"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_the_line(

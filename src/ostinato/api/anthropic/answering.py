@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ostinato.api.answer_reader import AnswerReader
 from ostinato.api.anthropic.render import (
     NOT_FOUND,
     BlockWriter,
@@ -24,11 +25,10 @@ from ostinato.api.anthropic.request import MessagesRequest
 from ostinato.api.backend import EncodedPrompt, ServedModel
 from ostinato.api.context import ApiContext, to_requests
 from ostinato.api.fingerprints import fingerprint_of
-from ostinato.api.generation import Deltas, Tally, open_streams
+from ostinato.api.generation import Tally, open_streams, watched
 from ostinato.api.prompt import Prompt
 from ostinato.api.recording import Recording
 from ostinato.api.sse import frame
-from ostinato.api.tool_calling import AnswerReader
 from ostinato.api.tool_search import (
     Progress,
     Round,
@@ -43,8 +43,6 @@ from ostinato.engine.outputs import FinishReason, OutputDelta
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import EngineStoppedError, RequestError
 from ostinato.insight.metrics import RequestTimer
-from ostinato.models.tools.parser import ToolCallParser
-from ostinato.models.tools.syntax import SYNTAXES, ToolCallStyle
 from ostinato.product.diagnosis import Fingerprint, diagnose
 
 _TOO_MANY = SearchResult((), "No more searches in this answer.", SearchError.UNAVAILABLE)
@@ -159,19 +157,11 @@ class MessageCall:
         if number == 0:
             self._fingerprint = self._fingerprint_of(encoded)
         [deltas] = await open_streams(self.context.backend, requests)
-        tally = Tally(billing)
+        parser = None if use is None else use.parser()
+        reader = AnswerReader(f"{round_id}/0", encoded.reasoning, parser)
+        tally = Tally(billing, [reader])
         self._tallies.append(tally)
-        reader = _text_only(round_id) if use is None else use.reader(round_id, 0)
-        return Round(self._watched(number, deltas, tally), reader)
-
-    async def _watched(self, number: int, deltas: Deltas, tally: Tally) -> Deltas:
-        async with aclosing(deltas):
-            async for delta in deltas:
-                if delta.finish_reason is FinishReason.ABORT:
-                    raise EngineStoppedError("the engine stopped before the answer was finished")
-                self.timer.observe(number, delta)
-                tally.add(0, delta)
-                yield delta
+        return Round(watched(deltas, number, self.timer, tally), reader)
 
     def _usage(self) -> TokenUsage:
         return add_usage(tally.usage() for tally in self._tallies)
@@ -220,9 +210,3 @@ class MessageCall:
             return "stop_sequence"
         is_called = any(call.name not in self.body.parsed.searches for call in reader.calls)
         return "tool_use" if is_called else "end_turn"
-
-
-def _text_only(scope: str) -> AnswerReader:
-    """For answers that call nothing: whatever they say is text."""
-    syntax = SYNTAXES[ToolCallStyle.HERMES]
-    return AnswerReader(ToolCallParser(syntax, (), max_calls=0), scope)

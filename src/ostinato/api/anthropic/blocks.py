@@ -89,6 +89,7 @@ class ToolSearchResult(ApiModel):
     type: Literal["tool_search_tool_search_result", "tool_search_tool_result_error"]
     tool_references: list[ToolReference] | None = None
     error_code: Text | None = None
+    error_message: Text | None = None
 
 
 class ToolSearchResultBlock(Block):

@@ -2,7 +2,7 @@
 
 | block                   | becomes                                                                        |
 |-------------------------|--------------------------------------------------------------------------------|
-| system prompt           | the first system message                                                       |
+| system prompt           | the first system message, without a billing line                               |
 | text                    | a part of its message                                                          |
 | tool_use                | a call of its assistant message                                                |
 | tool_result             | a tool message of its own, before or behind the user's text as it was written  |
@@ -34,9 +34,13 @@ from ostinato.api.anthropic.blocks import (
     refuse_breakpoint,
     refuse_other,
 )
+from ostinato.api.anthropic.marks import longest
 from ostinato.api.prompt import Breakpoint, Message, Role, TextPart, ToolCall
 from ostinato.errors import InvalidRequestError
 
+BILLING_LINE = "x-anthropic-billing-header:"
+"""Begins a system block that Claude Code puts in front of all others, for Anthropic's servers: another text at
+every request."""
 ERROR_MARK = "Error: "
 """Begins the result of a tool that failed: templates have no field for it."""
 
@@ -65,11 +69,16 @@ class Conversation:
     loaded: list[str] = field(default_factory=list)
 
     def add_system(self, system: str | Sequence[TextBlock] | None) -> None:
-        """The top-level field; empty text is as none."""
+        """The top-level field; empty text is as none, and so is a billing line: nothing behind it would ever be
+        read from the cache."""
         if isinstance(system, str):
             parts = [TextPart(system, path="system")] if system else []
         else:
-            parts = [_text(block, f"system[{at}]") for at, block in enumerate(system or ())]
+            parts = [
+                _text(block, f"system[{at}]")
+                for at, block in enumerate(system or ())
+                if not block.text.startswith(BILLING_LINE)
+            ]
         if parts:
             self.messages.append(Message(Role.SYSTEM, tuple(parts)))
 
@@ -149,66 +158,38 @@ class Conversation:
         if isinstance(block.content, str):
             return [TextPart(block.content, path=path)]
         parts: list[TextPart] = []
-        names: list[str] = []
+        references: list[ToolReference] = []
         for at, part in enumerate(block.content):
             where = f"{path}.content[{at}]"
             if isinstance(part, TextBlock):
                 parts.append(TextPart(part.text, part.breakpoint(), where))
             elif isinstance(part, ToolReference):
-                names.append(part.tool_name)
+                references.append(part)
             else:
                 raise refuse_other(part, where, "'text' or 'tool_reference'")
-        if names:
-            parts.append(self._loading(names, path))
+        if references:
+            parts.append(self._loading(references, path))
         return parts
 
     def _add_search_result(self, block: ToolSearchResultBlock, path: str) -> None:
-        names = [reference.tool_name for reference in block.content.tool_references or ()]
-        part = self._loading(names, path)
+        part = self._loading(block.content.tool_references or (), path)
+        if block.content.error_message:
+            part = replace(part, text=block.content.error_message)
         self._append_result(block.tool_use_id, [part], block.breakpoint(), path)
 
-    def _loading(self, names: Sequence[str], path: str) -> TextPart:
+    def _loading(self, references: Sequence[ToolReference], path: str) -> TextPart:
+        names = [reference.tool_name for reference in references]
         self.loaded += [name for name in names if name not in self.loaded]
-        return TextPart(self.load(names), path=path)
+        mark = longest(reference.breakpoint() for reference in references)
+        return TextPart(self.load(names), mark, path)
 
     def _append_result(
         self, call_id: str, parts: list[TextPart], mark: Breakpoint | None, path: str
     ) -> None:
         if mark is not None:
-            parts[-1] = replace(parts[-1], breakpoint=mark, path=path)
+            last = parts[-1]
+            parts[-1] = replace(last, breakpoint=longest((last.breakpoint, mark)), path=path)
         self.messages.append(Message(Role.TOOL, tuple(parts), tool_call_id=call_id))
-
-
-def require_answered_calls(messages: Sequence[InputMessage]) -> None:
-    """Every call has its result in the next message, and every result its call in the message before.
-
-    Raises:
-        InvalidRequestError: one has not; names its id.
-    """
-    open_ids: list[str] = []
-    for at, message in enumerate(messages):
-        blocks = message.content if isinstance(message.content, list) else []
-        results = [block.tool_use_id for block in blocks if isinstance(block, ToolResultBlock)]
-        for call_id in results:
-            if call_id not in open_ids:
-                raise InvalidRequestError(
-                    f"messages[{at}]: unexpected tool_use_id {call_id[:80]!r} in a tool_result: each must "
-                    "have its tool_use in the message before",
-                    param=f"messages[{at}]",
-                )
-        if missing := [call_id for call_id in open_ids if call_id not in results]:
-            raise InvalidRequestError(
-                f"messages[{at - 1}]: tool_use ids without a tool_result in the next message: "
-                f"{', '.join(missing)[:200]}",
-                param=f"messages[{at - 1}]",
-            )
-        open_ids = [block.id for block in blocks if isinstance(block, ToolUseBlock)]
-    if open_ids:
-        raise InvalidRequestError(
-            f"messages[{len(messages) - 1}]: tool_use ids without a tool_result in the next message: "
-            f"{', '.join(open_ids)[:200]}",
-            param=f"messages[{len(messages) - 1}]",
-        )
 
 
 def _require_place(messages: Sequence[InputMessage], at: int, path: str) -> None:

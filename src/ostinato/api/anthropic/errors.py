@@ -16,6 +16,7 @@ the one code that SDKs act on: a client that asks for a server-held thread goes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -35,6 +36,28 @@ _TYPES = {
     404: "not_found_error",
     413: "request_too_large",
 }
+_OTHER_TYPES = ("invalid_request_error", "api_error", "overloaded_error")
+ERROR_SCHEMA: Mapping[str, Any] = {
+    "title": "AnthropicError",
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {
+                "type": {"enum": [*_TYPES.values(), *_OTHER_TYPES]},
+                "message": {"type": "string"},
+                "details": {"type": "object"},
+            },
+            "required": ["type", "message"],
+            "additionalProperties": False,
+        },
+        "request_id": {"type": "string"},
+    },
+    "required": ["type", "error", "request_id"],
+    "additionalProperties": False,
+}
+"""JSON Schema of `error_body`."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:

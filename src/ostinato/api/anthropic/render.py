@@ -5,15 +5,17 @@ message_start ─► for each block: content_block_start, …_delta, …_stop �
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic_core import from_json
 
-from ostinato.api.tool_calling import AnswerReader, FinishedCall
+from ostinato.api.answer_reader import AnswerEvent, AnswerReader, FinishedCall, Thought
+from ostinato.api.json_numbers import finite
 from ostinato.api.tool_search import SearchError, SearchKind, SearchResult
 from ostinato.api.usage import TokenUsage, anthropic_usage
-from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted, ToolEvent
+from ostinato.models.tools.events import AnswerText, CallArguments, CallStarted
 from ostinato.product.diagnosis import ANTHROPIC_TYPES, MissCause
 
 Event: TypeAlias = dict[str, Any]
@@ -68,11 +70,20 @@ class BlockWriter:
         self._searches = searches
         self._index = -1
         self._open: str | None = None
+        self._thought = hashlib.sha256()
+        """Signs the open thought: its digest, which whoever has the thought can make, too."""
 
-    def write(self, events: Sequence[ToolEvent], reader: AnswerReader) -> Iterator[Event]:
+    def write(self, events: Sequence[AnswerEvent], reader: AnswerReader) -> Iterator[Event]:
         """The next pieces of the answer that `reader` reads."""
         for event in events:
             match event:
+                case Thought(text):
+                    if self._open != "thinking":
+                        block = {"type": "thinking", "thinking": "", "signature": ""}
+                        yield from self._start(block)
+                        self._thought = hashlib.sha256()
+                    self._thought.update(text.encode())
+                    yield self._delta({"type": "thinking_delta", "thinking": text})
                 case AnswerText(text):
                     if self._open != "text":
                         yield from self._start({"type": "text", "text": ""})
@@ -106,6 +117,8 @@ class BlockWriter:
 
     def close(self) -> Iterator[Event]:
         """End the block that is open, if one is."""
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": self._thought.hexdigest()})
         if self._open is not None:
             self._open = None
             yield {"type": "content_block_stop", "index": self._index}
@@ -155,16 +168,21 @@ class MessageBuilder:
         return block
 
     def _add_delta(self, delta: Mapping[str, Any]) -> None:
-        if delta["type"] == "text_delta":
-            self._block["text"] += delta["text"]
-        else:
-            self._arguments += delta["partial_json"]
+        match delta["type"]:
+            case "text_delta":
+                self._block["text"] += delta["text"]
+            case "thinking_delta":
+                self._block["thinking"] += delta["thinking"]
+            case "signature_delta":
+                self._block["signature"] = delta["signature"]
+            case _:
+                self._arguments += delta["partial_json"]
 
 
 def finished_input(arguments: str) -> dict[str, Any]:
     """Arguments of a call as an object; of those that were cut off, what there is, as SDKs have it."""
     try:
-        value = from_json(arguments, allow_partial=True)
+        value = finite(from_json(arguments, allow_partial=True))
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

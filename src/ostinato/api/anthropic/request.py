@@ -13,8 +13,10 @@ from pydantic import Field
 
 from ostinato.api import structured, unsupported
 from ostinato.api.anthropic.blocks import CacheControl, InputMessage, SystemPrompt, TextBlock
-from ostinato.api.anthropic.conversation import Conversation, require_answered_calls
+from ostinato.api.anthropic.conversation import Conversation
 from ostinato.api.anthropic.errors import NO_THREADS
+from ostinato.api.anthropic.marks import marks_of
+from ostinato.api.anthropic.pairing import require_answered_calls
 from ostinato.api.anthropic.tools import (
     ToolChoiceField,
     ToolField,
@@ -31,7 +33,11 @@ from ostinato.api.tool_search import SearchKind, ToolCatalog
 from ostinato.engine.grammar.spec import Grammar
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError, RequestError
-from ostinato.product.breakpoints import require_at_most_four, require_long_before_short
+from ostinato.product.breakpoints import (
+    require_at_most_four,
+    require_long_before_short,
+    require_room_for_automatic,
+)
 from ostinato.product.diagnosis import Change
 
 DEFAULT_EFFORT = "high"
@@ -130,10 +136,18 @@ class ConversationFields(ApiModel):
             else {"enable_thinking": self.thinking.is_on},
             automatic_breakpoint=mark,
         )
-        segments = prompt.segments()
-        require_at_most_four(segments)
-        require_long_before_short(segments)
+        self._check_marks(prompt)
         return Parsed(prompt, tuple(conversation.loaded), searches(self.tools or ()))
+
+    def _check_marks(self, prompt: Prompt) -> None:
+        marks = marks_of(self.tools or (), self.system or (), self.messages)
+        require_at_most_four(marks)
+        require_long_before_short(marks)
+        segments = prompt.segments()
+        require_long_before_short(segments)
+        found = [segment.breakpoint for segment in segments]
+        if any(mark is not None and not mark.explicit for mark in found):
+            require_room_for_automatic(len(marks))
 
     def _check_messages(self) -> None:
         if not self.messages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, overload
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -89,11 +89,14 @@ def _add_item_routes(
         update_mask: str | None = Query(default=None, alias="updateMask"),
     ) -> Response:
         _check_mask(body, update_mask)
-        work = _patch(context, contents, request, name, body)
+        work = _prepare_patch(context, contents, request, name, body)
         try:
-            changed = await until_disconnect(request.receive, work)
+            found, expires = await until_disconnect(request.receive, work)
         except ClientDisconnectedError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        # Whole or not at all, whoever leaves: what is paid for from now on must be in this request's record.
+        changed, unpaid = await asyncio.to_thread(contents.set_expiry, found, expires)
+        recording_of(request.scope).asked.storage_token_seconds = unpaid
         return JSONResponse(_shown(changed))
 
     @router.delete(
@@ -115,7 +118,7 @@ async def _create(
     recording.asked.model = name
     model = context.served_model(name)
     now = context.clock.time()
-    expires = _end(body, now) or now + DEFAULT_TTL
+    seconds = _seconds_left(body, now, DEFAULT_TTL)
     if not (body.contents or body.system_instruction or body.tools):
         raise InvalidRequestError(
             "there is nothing to cache: give contents, systemInstruction or tools", param="contents"
@@ -123,33 +126,35 @@ async def _create(
     new = NewContent(tenant_of(request.scope), name, body.display_name, body)
     await asyncio.to_thread(contents.require_room, new)
     prompt = await object_prompt(context, model, body)
-    await prefill(context, request, model, prompt, expires - now)
+    await prefill(context, request, model, prompt, seconds)
+    now = context.clock.time()  # a life begins when what it promises is there
+    expires = now + _seconds_left(body, now, DEFAULT_TTL)
     made = await asyncio.to_thread(contents.add, new, len(prompt.token_ids), expires)
     recording.asked.response_id = PREFIX + made.id
     return made
 
 
-async def _patch(
+async def _prepare_patch(
     context: ApiContext, contents: CachedContents, request: Request, name: str, body: ExpiryFields
-) -> CachedContent:
-    """Move the end; where that makes the life longer, its K/V is promised for as long (and computed again if it
-    has gone)."""
+) -> tuple[CachedContent, float]:
+    """The object and its new end; where that makes its life longer, its K/V is promised for as long (and
+    computed again if it has gone)."""
     asked = recording_of(request.scope).asked
     found = await asyncio.to_thread(contents.find, tenant_of(request.scope), name)
     asked.model = found.model
     now = context.clock.time()
-    expires = _end(body, now)
-    if expires is None:
+    seconds = _seconds_left(body, now)
+    if seconds is None:
         raise InvalidRequestError(
             "give ttl or expireTime: nothing else can be changed", param="ttl"
         )
-    if expires > found.expires:
+    if now + seconds > found.expires:
         model = context.served_model(found.model)
         prompt = await _prompt_of(context, model, found)
-        await prefill(context, request, model, prompt, expires - now)
-    changed, unpaid = await asyncio.to_thread(contents.set_expiry, found, expires)
-    asked.storage_token_seconds = unpaid
-    return changed
+        await prefill(context, request, model, prompt, seconds)
+        now = context.clock.time()
+        seconds = _seconds_left(body, now, seconds)
+    return found, now + seconds
 
 
 async def _prompt_of(
@@ -159,8 +164,12 @@ async def _prompt_of(
     return await object_prompt(context, model, fields)
 
 
-def _end(body: ExpiryFields, now: float) -> float | None:
-    """When the object is to end; None if the body does not say.
+@overload
+def _seconds_left(body: ExpiryFields, now: float, otherwise: float) -> float: ...
+@overload
+def _seconds_left(body: ExpiryFields, now: float) -> float | None: ...
+def _seconds_left(body: ExpiryFields, now: float, otherwise: float | None = None) -> float | None:
+    """How long the object is to live from `now` on; `otherwise` if the body does not say.
 
     Raises:
         InvalidRequestError: both fields are given, or the end is past or too far away.
@@ -168,18 +177,18 @@ def _end(body: ExpiryFields, now: float) -> float | None:
     if body.ttl is not None and body.expire_time is not None:
         raise InvalidRequestError("give ttl or expireTime, not both", param="ttl")
     if body.ttl is not None:
-        param, end = "ttl", now + parse_duration(body.ttl, "ttl")
+        param, seconds = "ttl", parse_duration(body.ttl, "ttl")
     elif body.expire_time is not None:
-        param, end = "expireTime", parse_time(body.expire_time, "expireTime")
+        param, seconds = "expireTime", parse_time(body.expire_time, "expireTime") - now
     else:
-        return None
-    if end <= now:
+        return otherwise
+    if seconds <= 0:
         raise InvalidRequestError(f"{param} must lie in the future", param=param)
-    if end - now > MAX_TTL:
+    if seconds > MAX_TTL:
         raise InvalidRequestError(
             f"{param} must be at most {MAX_TTL:.0f} seconds away", param=param
         )
-    return end
+    return seconds
 
 
 def _check_mask(body: ExpiryFields, mask: str | None) -> None:

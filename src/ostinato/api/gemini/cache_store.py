@@ -151,16 +151,17 @@ class CacheStore:
         )
 
     def set_expiry(self, content: CachedContent, expires: float, now: float) -> bool:
-        """Give an object another end; its storage is paid for up to `now`. False if it is gone or
-        was changed."""
+        """Give an object another end; its storage is paid for up to `now`. False if it has ended, is gone or
+        was changed: what has ended is being billed and erased."""
         changed = self._run(
             "UPDATE cached_contents SET expires = ?, updated = ?, billed_until = ?"
-            f" WHERE id = ? AND billed_until = ? RETURNING {_COLUMNS}",
+            f" WHERE id = ? AND billed_until = ? AND expires > ? RETURNING {_COLUMNS}",
             expires,
             now,
             now,
             content.id,
             content.billed_until,
+            now,
         )
         return bool(changed)
 

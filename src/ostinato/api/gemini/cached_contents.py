@@ -14,7 +14,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import secrets
+import sqlite3
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +29,8 @@ from ostinato.cache.types import TenantId
 from ostinato.clock import Clock
 from ostinato.errors import InvalidRequestError, RequestError
 from ostinato.ledger.record import LedgerRecord, TokenRecord
+
+logger = logging.getLogger("ostinato.api")
 
 PREFIX = "cachedContents/"
 DIALECT = "gemini_cache"
@@ -154,7 +158,7 @@ class CachedContents:
             The object as it is now, and the token-seconds of storage that are to be billed.
 
         Raises:
-            RequestError: it is gone, or somebody else moved its end just now.
+            RequestError: it has ended or is gone, or somebody else moved its end just now.
         """
         now = self._clock.time()
         if not self._store.set_expiry(content, expires, now):
@@ -211,6 +215,8 @@ class CachedContents:
 class ExpirySweeper:
     """Erases in the background what has expired while nobody asks for any object.
 
+    The log says once that it cannot, and once that it works again.
+
     Args:
         contents: to sweep.
         seconds: between two looks.
@@ -220,6 +226,7 @@ class ExpirySweeper:
         self._contents = contents
         self._seconds = seconds
         self._stopping = threading.Event()
+        self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="ostinato-expiry", daemon=True)
 
     def start(self) -> None:
@@ -234,9 +241,23 @@ class ExpirySweeper:
 
     def _run(self) -> None:
         while True:
-            self._contents.sweep()
+            self._sweep()
             if self._stopping.wait(self._seconds):
                 return
+
+    def _sweep(self) -> None:
+        try:
+            self._contents.sweep()
+        except sqlite3.Error as error:
+            if not self._is_failing:
+                logger.error(
+                    "expired cache objects cannot be erased, and are tried again: %s", error
+                )
+            self._is_failing = True
+        else:
+            if self._is_failing:
+                logger.warning("expired cache objects are erased again")
+            self._is_failing = False
 
 
 def _missing(name: str) -> RequestError:

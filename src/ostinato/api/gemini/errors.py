@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, QueryParams
@@ -13,8 +14,10 @@ from ostinato.api.failure import Failure
 KEY_HEADER = "x-goog-api-key"
 KEY_PARAMETER = "key"
 
-_ONLY_GEMINI = re.compile(r"/v1(alpha|beta)/.*|/v1/models/.+:[A-Za-z]+|/v1/cachedContents(/.*)?")
-_SHARED = re.compile(r"/v1/models(/.*)?")
+_ONLY_GEMINI = re.compile(
+    r"/v1(alpha|beta)/.*|/v1/models/.+:[A-Za-z]+|/v1/cachedContents(/.*)?", re.DOTALL
+)
+_SHARED = re.compile(r"/v1/models(/.*)?", re.DOTALL)
 """Other dialects list models there, too."""
 
 _STATUSES = {
@@ -28,6 +31,26 @@ _STATUSES = {
     429: "RESOURCE_EXHAUSTED",
     503: "UNAVAILABLE",
 }
+_BUG = "INTERNAL"
+ERROR_SCHEMA: Mapping[str, Any] = {
+    "title": "GeminiError",
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "code": {"type": "integer", "description": "The status of HTTP."},
+                "message": {"type": "string"},
+                "status": {"enum": [*dict.fromkeys(_STATUSES.values()), _BUG]},
+            },
+            "required": ["code", "message", "status"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["error"],
+    "additionalProperties": False,
+}
+"""JSON Schema of `error_body`."""
 
 
 def speaks_gemini(scope: Scope) -> bool:
@@ -36,10 +59,15 @@ def speaks_gemini(scope: Scope) -> bool:
     path: str = scope["path"]
     if _ONLY_GEMINI.fullmatch(path):
         return True
-    return _SHARED.fullmatch(path) is not None and (
+    return is_shared(path) and (
         KEY_HEADER in Headers(scope=scope)
         or KEY_PARAMETER in QueryParams(scope.get("query_string", b""))
     )
+
+
+def is_shared(path: str) -> bool:
+    """Whether other dialects have routes at this path, too."""
+    return _SHARED.fullmatch(path) is not None and not _ONLY_GEMINI.fullmatch(path)
 
 
 def keys_in_query(scope: Scope) -> list[str]:
@@ -59,6 +87,6 @@ def error_body(failure: Failure, request_id: str) -> dict[str, Any]:
         "error": {
             "code": failure.status,
             "message": failure.message,
-            "status": _STATUSES.get(failure.status, "INTERNAL"),
+            "status": _STATUSES.get(failure.status, _BUG),
         }
     }

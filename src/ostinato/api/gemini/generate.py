@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from ostinato.api.answer_reader import AnswerReader
 from ostinato.api.backend import EncodedPrompt, GenerationRequest, ServedModel
 from ostinato.api.billing import Billing
 from ostinato.api.connection import (
@@ -37,8 +38,10 @@ from ostinato.api.tenants import tenant_of
 from ostinato.api.tool_calling import ToolUse
 from ostinato.cache.types import TenantId
 from ostinato.engine.outputs import OutputDelta
+from ostinato.engine.reasoning import allow_reasoning
 from ostinato.errors import InvalidRequestError, RequestError
 from ostinato.insight.metrics import RequestTimer
+from ostinato.models.reasoning.syntax import Reasoning
 from ostinato.product.entries import Entry
 from ostinato.product.prompt_cache import CachedRequest
 from ostinato.product.segments import TTLClass
@@ -54,6 +57,8 @@ class Call:
         head: the fields that end every object of the answer.
         num_answers: candidates.
         use: how answers call functions.
+        reasoning: how they think.
+        shows_thoughts: whether the client asked for thoughts.
         timer: told of every delta.
         billing: of the prompt.
     """
@@ -61,13 +66,20 @@ class Call:
     head: Mapping[str, Any]
     num_answers: int
     use: ToolUse | None
+    reasoning: Reasoning | None
+    shows_thoughts: bool
     timer: RequestTimer
     billing: Billing
 
-    def parts(self, index: int) -> AnswerParts:
-        """For the text of one candidate."""
+    def parts(self) -> list[AnswerParts]:
+        """For each candidate."""
         answer_id = self.head["responseId"]
-        return AnswerParts(None if self.use is None else self.use.reader(answer_id, index))
+        parsers = (None if self.use is None else self.use.parser() for _ in range(self.num_answers))
+        readers = (
+            AnswerReader(f"{answer_id}/{index}", self.reasoning, parser)
+            for index, parser in enumerate(parsers)
+        )
+        return [AnswerParts(reader, shows_thoughts=self.shows_thoughts) for reader in readers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,7 @@ async def open_call(
             request_id=answer_id,
             model=model.id,
             prompt=encoded,
-            params=params,
+            params=allow_reasoning(params, encoded.reasoning),
             tenant=tenant,
             retain=retain,
             meter=meter,
@@ -126,7 +138,10 @@ async def open_call(
         raise in_client_terms(error) from error
     head = {"modelVersion": model.id, "responseId": answer_id}
     billing = Billing(context.prompt_cache, [planned], [meter])
-    return Call(head, params.n, use, timer, billing), streams
+    thinking = body.generation_config.thinking_config
+    shows_thoughts = thinking is not None and thinking.include_thoughts is True
+    call = Call(head, params.n, use, encoded.reasoning, shows_thoughts, timer, billing)
+    return call, streams
 
 
 def compose(
@@ -200,17 +215,15 @@ def _with_object(planned: CachedRequest, held: CachedContent, num_tokens: int) -
 
 async def answer_whole(request: Request, call: Call, streams: Sequence[Deltas]) -> Response:
     """Wait for all candidates."""
+    makers = call.parts()
+    waiting = collect(streams, call.num_answers, call.timer, call.billing, makers)
     try:
-        (answers,), usage = await until_disconnect(
-            request.receive, collect(streams, call.num_answers, call.timer, call.billing)
-        )
+        (answers,), usage = await until_disconnect(request.receive, waiting)
     except ClientDisconnectedError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     candidates = []
-    for index, answer in enumerate(answers):
-        maker = call.parts(index)
-        parts = maker.feed(answer.text) + maker.finish()
-        shown = candidate(index, parts or [{"text": ""}], logprobs=answer.logprobs)
+    for index, (answer, maker) in enumerate(zip(answers, makers, strict=True)):
+        shown = candidate(index, maker.shown or [{"text": ""}], logprobs=answer.logprobs)
         candidates.append({**shown, **ending(answer.finish_reason, maker.malformed)})
     return JSONResponse(response(call.head, candidates, usage))
 
@@ -240,8 +253,8 @@ async def _elements(call: Call, streams: Sequence[Deltas]) -> AsyncGenerator[str
 
 async def _responses(call: Call, streams: Sequence[Deltas]) -> AsyncGenerator[dict[str, Any], None]:
     """The pieces of the answer. The last of a candidate says why it ended, and none is without a part."""
-    tally = Tally(call.billing)
-    makers = [call.parts(index) for index in range(call.num_answers)]
+    makers = call.parts()
+    tally = Tally(call.billing, makers)
     async with aclosing(run(streams, call.timer)) as deltas:
         async for prompt_index, delta in deltas:
             tally.add(prompt_index, delta)
@@ -252,11 +265,10 @@ async def _responses(call: Call, streams: Sequence[Deltas]) -> AsyncGenerator[di
 
 def _piece(maker: AnswerParts, delta: OutputDelta) -> dict[str, Any] | None:
     """What one delta adds to its candidate; None if it shows nothing yet."""
-    parts = maker.feed(delta.text)
+    parts = maker.read(delta)
     if delta.finish_reason is None:
         if not parts and not delta.logprobs:
             return None
         return candidate(delta.index, parts or [{"text": ""}], logprobs=delta.logprobs)
-    parts += maker.finish()
     shown = candidate(delta.index, parts or [{"text": ""}], logprobs=delta.logprobs)
     return {**shown, **ending(delta.finish_reason, maker.malformed)}

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ostinato.api.answer_reader import AnswerEvent, AnswerReader, FinishedCall, Thought
+from ostinato.api.json_numbers import finite
 from ostinato.api.logprobs import LOWEST
-from ostinato.api.tool_calling import AnswerReader, FinishedCall
 from ostinato.api.usage import TokenUsage, gemini_usage
-from ostinato.engine.outputs import FinishReason, TokenLogprob, TopLogprob
-from ostinato.models.tools.events import AnswerText, CallStarted, ToolEvent
+from ostinato.engine.outputs import FinishReason, OutputDelta, TokenLogprob, TopLogprob
+from ostinato.models.tools.events import AnswerText, CallStarted
 
 WirePart: TypeAlias = dict[str, Any]
 
@@ -19,40 +20,48 @@ _MALFORMED = "MALFORMED_FUNCTION_CALL"
 
 
 class AnswerParts:
-    """Turns one answer's text into parts, as it comes.
+    """Turns one answer into parts, as it comes.
 
     A call is shown when it is whole, since Gemini's clients know no pieces of one.
 
     Args:
-        reader: finds calls; None if the answer is text and nothing else.
+        reader: of the answer.
+        shows_thoughts: whether the client asked for them (``includeThoughts``).
 
     Attributes:
+        shown: all parts so far; pieces of one text are one part.
         malformed: what the model wrote instead of a call's arguments, if it did.
     """
 
-    def __init__(self, reader: AnswerReader | None) -> None:
+    def __init__(self, reader: AnswerReader, *, shows_thoughts: bool) -> None:
+        self.shown: list[WirePart] = []
         self._reader = reader
+        self._shows_thoughts = shows_thoughts
         self._num_begun = 0
         self._num_shown = 0
         self.malformed: str | None = None
 
-    def feed(self, text: str) -> list[WirePart]:
-        """What is to be shown after the next piece."""
-        if self._reader is None:
-            return [{"text": text}] if text else []
-        return self._parts(self._reader.feed(text))
+    def read(self, delta: OutputDelta) -> list[WirePart]:
+        """What the next delta shows; with the last one also what was held back."""
+        parts = self._parts(self._reader.read(delta))
+        if delta.finish_reason is not None:
+            parts += self._show_calls(len(self._reader.calls))
+        for part in parts:
+            self._keep(part)
+        return parts
 
-    def finish(self) -> list[WirePart]:
-        """What was held back, when the answer is over."""
-        if self._reader is None:
-            return []
-        parts = self._parts(self._reader.finish())
-        return parts + self._show_calls(len(self._reader.calls))
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """See `AnswerReader.num_reasoning_tokens`."""
+        return self._reader.num_reasoning_tokens
 
-    def _parts(self, events: Sequence[ToolEvent]) -> list[WirePart]:
+    def _parts(self, events: Sequence[AnswerEvent]) -> list[WirePart]:
         parts: list[WirePart] = []
         for event in events:
             match event:
+                case Thought(text):
+                    if self._shows_thoughts:
+                        parts.append({"text": text, "thought": True})
                 case AnswerText(text):
                     parts += self._show_calls(self._num_begun)
                     parts.append({"text": text})
@@ -61,9 +70,15 @@ class AnswerParts:
                     self._num_begun = index + 1
         return parts
 
+    def _keep(self, part: WirePart) -> None:
+        last = self.shown[-1] if self.shown else {}
+        if "text" in part and "text" in last and part.get("thought") == last.get("thought"):
+            self.shown[-1] = {**last, "text": last["text"] + part["text"]}
+        else:
+            self.shown.append(part)
+
     def _show_calls(self, count: int) -> list[WirePart]:
         """The calls up to number `count`, all of them over, that were not shown yet."""
-        assert self._reader is not None
         calls = self._reader.calls[self._num_shown : count]
         self._num_shown = max(self._num_shown, count)
         parts = []
@@ -111,7 +126,7 @@ def response(
 def _arguments(call: FinishedCall) -> dict[str, Any] | None:
     """None if the model did not write an object."""
     try:
-        arguments = json.loads(call.arguments)
+        arguments = finite(json.loads(call.arguments))
     except (ValueError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None

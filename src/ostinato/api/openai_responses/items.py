@@ -6,8 +6,10 @@ other without anything between are put together as the chat template expects the
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Tag, TypeAdapter
@@ -15,7 +17,14 @@ from pydantic import Tag, TypeAdapter
 from ostinato.api import unsupported
 from ostinato.api.fields import ApiModel, Text, text_or_list, union_of
 from ostinato.api.openai_caching import BreakpointField, BreakpointOf
+from ostinato.api.openai_responses.tools import (
+    SEARCH_NAME,
+    Function,
+    read_tools,
+    visible_name,
+)
 from ostinato.api.prompt import Message, Role, TextPart, ToolCall
+from ostinato.api.tool_search import reference_text
 from ostinato.errors import InvalidRequestError
 from ostinato.models.chat_encoding import UNSUPPORTED_CODE
 
@@ -58,6 +67,7 @@ class FunctionCallItem(ApiModel):
     call_id: Text
     name: Text
     arguments: Text
+    namespace: Text | None = None
 
 
 class FunctionOutputItem(ApiModel):
@@ -76,13 +86,45 @@ class ReasoningItem(ApiModel):
     content: list[Part] | None = None
 
 
+class ToolSearchCallItem(ApiModel):
+    """A search that the model made; of one that the server ran, `call_id` is null."""
+
+    type: Literal["tool_search_call"]
+    arguments: Any
+    call_id: Text | None = None
+
+
+class ToolSearchOutputItem(ApiModel):
+    """What a search found: functions that may be called from here on."""
+
+    type: Literal["tool_search_output"]
+    tools: list[dict[str, Any]]
+    call_id: Text | None = None
+
+
+class AdditionalToolsItem(ApiModel):
+    """Functions that the client brings in by itself, and that may be called from here on."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"]
+    tools: list[dict[str, Any]]
+
+
 class OtherItem(ApiModel):
     """An item of a kind that is not served here."""
 
     type: Text
 
 
-_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "tool_search_call",
+    "tool_search_output",
+    "additional_tools",
+)
 
 
 def _item_kind(value: Any) -> str | None:
@@ -97,6 +139,9 @@ Item: TypeAlias = Annotated[
     | Annotated[FunctionCallItem, Tag("~function_call")]
     | Annotated[FunctionOutputItem, Tag("~function_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
+    | Annotated[ToolSearchCallItem, Tag("~tool_search_call")]
+    | Annotated[ToolSearchOutputItem, Tag("~tool_search_output")]
+    | Annotated[AdditionalToolsItem, Tag("~additional_tools")]
     | Annotated[OtherItem, Tag("~other")],
     union_of(_item_kind, "an item: an object with a role or a type"),
 ]
@@ -116,7 +161,14 @@ def as_items(given: str | Sequence[Item]) -> list[Item]:
     return list(given)
 
 
-_ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
+}
 
 
 def with_id(item: Item) -> dict[str, Any]:
@@ -136,6 +188,23 @@ def _shown_text(item: MessageItem) -> dict[str, Any]:
     return {"type": "input_text", "text": item.content}
 
 
+def loaded_functions(items: Sequence[Item], first: int = 0) -> list[Function]:
+    """The functions that a conversation has brought in, in its order.
+
+    Args:
+        items: in order.
+        first: see `messages_of`.
+
+    Raises:
+        InvalidRequestError: a tool is no function.
+    """
+    found: list[Function] = []
+    for at, item in enumerate(items):
+        if isinstance(item, ToolSearchOutputItem | AdditionalToolsItem):
+            found += read_tools(item.tools, f"input[{at - first}].tools").functions
+    return found
+
+
 def messages_of(
     items: Sequence[Item], breakpoint_of: BreakpointOf, first: int = 0
 ) -> tuple[Message, ...]:
@@ -149,53 +218,90 @@ def messages_of(
     Raises:
         InvalidRequestError: an item or a part is of a kind that cannot be read.
     """
-    messages: list[Message] = []
-    reasoning: str | None = None
-    is_open = False  # whether the last message is a turn of the model's that calls may join
+    turns = _Turns(breakpoint_of)
     for at, item in enumerate(items):
-        path = f"input[{at - first}]"
+        turns.add(item, f"input[{at - first}]")
+    return tuple(turns.messages)
+
+
+class _Turns:
+    """Messages, as items are added."""
+
+    def __init__(self, breakpoint_of: BreakpointOf) -> None:
+        self.messages: list[Message] = []
+        self._breakpoint_of = breakpoint_of
+        self._reasoning: str | None = None
+        self._is_open = False
+        """Whether the last message is a turn of the model's that calls may join."""
+        self._num_searches = 0
+        self._unanswered: list[str] = []
+        """Ids of searches without a result so far."""
+
+    def add(self, item: Item, path: str) -> None:
+        """The next item."""
         if isinstance(item, ReasoningItem):
-            reasoning = _reasoning(item) or reasoning
-            continue
-        if isinstance(item, FunctionCallItem):
-            call = ToolCall(item.call_id, item.name, item.arguments)
-            if is_open:
-                messages[-1] = _with_call(messages[-1], call)
-            else:
-                messages.append(
-                    Message(Role.ASSISTANT, (), tool_calls=(call,), reasoning=reasoning)
-                )
-            is_open, reasoning = True, None
-            continue
-        message = _message(item, path, breakpoint_of, reasoning)
-        messages.append(message)
-        is_open, reasoning = message.role is Role.ASSISTANT, None
-    return tuple(messages)
+            self._reasoning = _reasoning(item) or self._reasoning
+        elif isinstance(item, FunctionCallItem):
+            name = visible_name(item.name, item.namespace)
+            self._add_call(ToolCall(item.call_id, name, item.arguments))
+        elif isinstance(item, ToolSearchCallItem):
+            self._add_search(item)
+        else:
+            message = self._message(item, path)
+            self.messages.append(message)
+            self._is_open, self._reasoning = message.role is Role.ASSISTANT, None
+
+    def _add_call(self, call: ToolCall) -> None:
+        if self._is_open:
+            last = self.messages[-1]
+            self.messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
+        else:
+            turn = Message(Role.ASSISTANT, (), tool_calls=(call,), reasoning=self._reasoning)
+            self.messages.append(turn)
+        self._is_open, self._reasoning = True, None
+
+    def _add_search(self, item: ToolSearchCallItem) -> None:
+        """Searches that the server ran have no ids: their results come in their order."""
+        call_id = item.call_id or f"{SEARCH_NAME}_{self._num_searches}"
+        self._num_searches += 1
+        self._unanswered.append(call_id)
+        arguments = item.arguments
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        self._add_call(ToolCall(call_id, SEARCH_NAME, arguments))
+
+    def _message(self, item: Item, path: str) -> Message:
+        if isinstance(item, FunctionOutputItem):
+            parts = _parts(item.output, f"{path}.output", self._breakpoint_of)
+            return Message(Role.TOOL, parts, tool_call_id=item.call_id)
+        if isinstance(item, MessageItem):
+            role = _ROLES[item.role]
+            parts = _parts(item.content, f"{path}.content", self._breakpoint_of)
+            thought = self._reasoning if role is Role.ASSISTANT else None
+            return Message(role, parts, reasoning=thought)
+        if isinstance(item, ToolSearchOutputItem | AdditionalToolsItem):
+            functions = read_tools(item.tools, f"{path}.tools").functions
+            text = TextPart(reference_text([one.definition.schema for one in functions]))
+            if isinstance(item, AdditionalToolsItem):
+                return Message(Role.SYSTEM, (text,))
+            return Message(Role.TOOL, (text,), tool_call_id=self._answered(item.call_id))
+        raise _unsupported(item, path)
+
+    def _answered(self, call_id: str | None) -> str:
+        if call_id is None:
+            call_id = self._unanswered[0] if self._unanswered else SEARCH_NAME
+        if call_id in self._unanswered:
+            self._unanswered.remove(call_id)
+        return call_id
 
 
-def _with_call(message: Message, call: ToolCall) -> Message:
-    return Message(
-        message.role,
-        message.parts,
-        tool_calls=(*message.tool_calls, call),
-        reasoning=message.reasoning,
-    )
-
-
-def _message(item: Item, path: str, breakpoint_of: BreakpointOf, reasoning: str | None) -> Message:
-    if isinstance(item, FunctionOutputItem):
-        parts = _parts(item.output, f"{path}.output", breakpoint_of)
-        return Message(Role.TOOL, parts, tool_call_id=item.call_id)
-    if isinstance(item, MessageItem):
-        role = _ROLES[item.role]
-        parts = _parts(item.content, f"{path}.content", breakpoint_of)
-        return Message(role, parts, reasoning=reasoning if role is Role.ASSISTANT else None)
+def _unsupported(item: Item, path: str) -> InvalidRequestError:
     kind = getattr(item, "type", "")
     hint = {
         "item_reference": "send the item itself, or previous_response_id",
         "compaction": "send the messages themselves",
     }.get(kind, f"this server takes {', '.join(_KINDS)}")
-    raise InvalidRequestError(
+    return InvalidRequestError(
         f"{path}: items of type {kind[:40]!r} are not supported: {hint}",
         param=f"{path}.type",
         code=UNSUPPORTED_CODE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -12,6 +13,7 @@ from pydantic import Field, Tag
 from ostinato.api import structured, unsupported
 from ostinato.api.backend import ServedModel
 from ostinato.api.fields import (
+    NO_EFFORT,
     ApiModel,
     GenerationBody,
     Text,
@@ -19,14 +21,23 @@ from ostinato.api.fields import (
     union_of,
 )
 from ostinato.api.openai_caching import CachingFields
-from ostinato.api.openai_responses.items import Item, as_items, messages_of
+from ostinato.api.openai_responses.items import (
+    Item,
+    as_items,
+    loaded_functions,
+    messages_of,
+)
+from ostinato.api.openai_responses.repeated import require_repeatable
 from ostinato.api.openai_responses.tools import (
+    SEARCH_NAME,
+    Toolbox,
     in_flat_form,
+    read_tools,
+    require_search,
     tool_choice,
-    tool_definitions,
 )
 from ostinato.api.prompt import Message, Prompt, Role, TextPart
-from ostinato.api.tool_calling import ToolUse, plan_tools
+from ostinato.api.tool_calling import ToolMode, ToolUse, plan_tools
 from ostinato.engine.grammar.spec import Grammar, json_object
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidRequestError, RequestError
@@ -74,9 +85,11 @@ class TextConfig(ApiModel):
 
 
 class Reasoning(ApiModel):
-    """Repeated in the response; how much a model thinks is the model's own affair here."""
+    """How much a model thinks is its own affair here, except for not at all."""
 
-    effort: Text | None = None
+    effort: Text | None = Field(
+        default=None, description="none: the template's enable_thinking is false; else no effect."
+    )
     summary: Text | None = None
 
 
@@ -150,11 +163,13 @@ class ResponsesRequest(GenerationBody, CachingFields):
         Raises:
             InvalidRequestError: naming the field.
         """
+        require_repeatable(self)
         unsupported.refuse_unsupported(self.model_extra, _REFUSED)
         given = {name: getattr(self, name) for name in _NOT_HERE}
         for name, value in given.items():
             if value not in _NOT_HERE[name]:
                 raise unsupported.unsupported(name, _INSTEAD[name])
+        require_search(self._own_tools)
         if not self.input and self.previous_response_id is None:
             raise InvalidRequestError(
                 "input is required: a string, or a list of at least one item", param="input"
@@ -175,25 +190,47 @@ class ResponsesRequest(GenerationBody, CachingFields):
             raise self.in_client_terms(error) from error
 
     def constrained(self, params: SamplingParams, model: ServedModel) -> SamplingParams:
-        """See `GenerationBody.constrained`; `text.format` counts too, and with tools every call is sound."""
+        """See `GenerationBody.constrained`; `text.format` counts too. Tools are added a round at a time, by
+        `tool_use`."""
         if self.is_prewarm:
             return params
         params = super().constrained(params, model)
         grammar = structured.only_one([_as_grammar(params), self._text_format()])
-        if grammar is not None:
-            params = replace(params, grammar=grammar)
-        use = self.tool_use(model)
-        return params if use is None else use.constrain(params)
+        return params if grammar is None else replace(params, grammar=grammar)
 
-    def tool_use(self, model: ServedModel) -> ToolUse | None:
+    @cached_property
+    def _own_tools(self) -> Toolbox:
+        return read_tools(self.tools)
+
+    def toolbox(self, items: Sequence[Item], first: int = 0) -> Toolbox:
+        """The tools of the request and of its conversation; arguments as for `prompt`.
+
+        Raises:
+            InvalidRequestError: one is malformed, or of a kind that is not served.
+        """
+        return self._own_tools.with_loaded(loaded_functions(items, first))
+
+    def tool_use(
+        self, model: ServedModel, toolbox: Toolbox, found: Sequence[str] | None
+    ) -> ToolUse | None:
         """How answers of `model` use tools; None if they call none.
+
+        Args:
+            model: that answers.
+            toolbox: of the request and its conversation.
+            found: deferred tools that searches of this request have brought in; None before any.
 
         Raises:
             InvalidRequestError: a tool or the choice is malformed, or cannot be had of this model.
         """
+        if self.is_prewarm:
+            return None
         choice = tool_choice(self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        if found is not None and choice.names == (SEARCH_NAME,):
+            choice = replace(choice, mode=ToolMode.AUTO, names=None)  # it has searched as it had to
+        loaded = (*toolbox.loaded, *(found or ()))
         try:
-            return plan_tools(tool_definitions(self.tools), choice, model.tool_call_style)
+            return plan_tools(toolbox.definitions, choice, model.tool_call_style, loaded=loaded)
         except InvalidRequestError as error:
             raise in_flat_form(error) from error
 
@@ -213,9 +250,11 @@ class ResponsesRequest(GenerationBody, CachingFields):
         """
         variables = dict(self.chat_template_kwargs or {})
         refuse_reserved(variables)
+        if self.reasoning is not None and self.reasoning.effort == NO_EFFORT:
+            variables.setdefault("enable_thinking", False)
         return Prompt(
             messages=(*self._instructions(), *messages_of(items, self.breakpoint_of, first)),
-            tools=tool_definitions(self.tools),
+            tools=self.toolbox(items, first).definitions,
             template_variables=variables,
             implicit_breakpoint=self.implicit_breakpoint(),
         )

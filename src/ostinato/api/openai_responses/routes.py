@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,10 +15,9 @@ from ostinato.api.connection import (
     ClientDisconnectedError,
     until_disconnect,
 )
-from ostinato.api.context import ApiContext, new_answer_id, to_requests
+from ostinato.api.context import ApiContext, new_answer_id
 from ostinato.api.fields import Text
 from ostinato.api.fingerprints import fingerprint_of
-from ostinato.api.generation import Deltas, open_streams
 from ostinato.api.middleware import request_id_of
 from ostinato.api.openai_responses.answering import ResponseCall
 from ostinato.api.openai_responses.conversation import open_conversation, previous_of
@@ -140,33 +140,31 @@ async def _create(
     recording.asked.take_body(body)
     body.check()
     try:
-        call, streams = await until_disconnect(
-            request.receive, _opened(context, store, request, body)
-        )
+        call = await until_disconnect(request.receive, _opened(context, store, request, body))
     except RequestError as error:
         raise body.in_client_terms(error) from error
     except ClientDisconnectedError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if body.streams:
-        frames = call.frames(streams, request.scope)
-        return EventStream(frames, request_id_of(request.scope))
+        return EventStream(call.frames(request.scope), request_id_of(request.scope))
     try:
-        return await until_disconnect(request.receive, _whole(call, streams))
+        return await until_disconnect(request.receive, _whole(call))
     except ClientDisconnectedError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _whole(call: ResponseCall, streams: list[Deltas]) -> Response:
+async def _whole(call: ResponseCall) -> Response:
     last: dict[str, Any] = {}
-    async for event in call.events(streams):
-        last = event
+    async with aclosing(call.events()) as events:
+        async for event in events:
+            last = event
     return JSONResponse(last["response"])
 
 
 async def _opened(
     context: ApiContext, store: ResponseStore, request: Request, body: ResponsesRequest
-) -> tuple[ResponseCall, list[Deltas]]:
-    """Check all that `check` could not, before anything is computed."""
+) -> ResponseCall:
+    """Check what `check` could not and what can be without computing anything."""
     tenant, recording = tenant_of(request.scope), recording_of(request.scope)
     model = context.served_model(body.model)
     params = body.constrained(body.to_params(), model)
@@ -174,9 +172,6 @@ async def _opened(
     conversation = await open_conversation(body, model, previous, context.backend)
     response_id = new_answer_id("resp_")
     recording.asked.response_id = response_id
-    requests, billing = to_requests(
-        context, model, response_id, tenant, body, params, recording, [conversation.computed]
-    )
     fingerprint = fingerprint_of(
         context.prompt_cache.fingerprinter,
         conversation.computed,
@@ -184,22 +179,20 @@ async def _opened(
         model=model,
         settings=body.cache_settings(),
     )
-    streams = await open_streams(context.backend, requests)
-    begun = response_object(body, response_id, int(context.clock.time()), model.id)
     assert recording.timer is not None  # `_create` has set it
-    call = ResponseCall(
+    return ResponseCall(
         context=context,
         store=store,
         body=body,
-        begun=begun,
+        begun=response_object(body, response_id, int(context.clock.time()), model.id),
         tenant=tenant,
         model=model,
+        params=params,
         conversation=conversation,
         fingerprint=fingerprint,
         timer=recording.timer,
-        billing=billing,
+        recording=recording,
     )
-    return call, streams
 
 
 async def _count(

@@ -7,8 +7,8 @@ One family serves the device pool and every tier. Two parties, two duties:
   item before it may become a candidate. So a head can never go before its tail, whatever the policy.
 - The *policy* ranks the candidates. It never looks at ancestry, and it owns no item.
 
-Everything that is stored, candidate or not, is reported by `on_store`, `on_reuse` and `on_drop`, since some
-policies learn from the whole traffic. The order of calls for one item:
+Everything that is stored, candidate or not, is reported by `on_store`, `on_reuse`, `on_promise` and `on_drop`,
+since some policies learn from the whole traffic. The order of calls for one item:
 
     on_store ──► ( add ──► remove │ on_reuse )* ──► add ──► pop_victim ──► on_drop
                                        └──────────── or erased while no candidate ───► on_drop
@@ -109,7 +109,7 @@ class EvictionPolicy(ABC, Generic[E]):
         """All candidates in no particular order, for checks."""
 
     def on_store(self, items: Sequence[E]) -> None:
-        """`items`, one prefix's, heads first, were stored here just now."""
+        """`items`, one prefix's, heads first and at least one, were stored here just now."""
 
     def on_reuse(self, items: Sequence[E], now: float) -> None:
         """`items` are used again. Called while their `hits` and `last_used` are still those from before.
@@ -118,6 +118,9 @@ class EvictionPolicy(ABC, Generic[E]):
             items: one prefix's, heads first.
             now: on the scale of `last_used`.
         """
+
+    def on_promise(self, item: E) -> None:
+        """`retention` of `item`, which is stored and no candidate, has changed."""
 
     def on_drop(self, item: E) -> None:
         """`item` is not stored here any more, for whatever reason; it is no candidate."""

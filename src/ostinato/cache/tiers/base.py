@@ -104,11 +104,13 @@ class LoadJob:
         keys: what is read, in the order of `prepare_load`.
         places: where each lies; means something to the tier alone.
         failed: positions in `keys` that `read` answered False for.
+        fetched: what `fetch` has brought and `read` has not taken yet, by position.
     """
 
     keys: tuple[BlockHash, ...]
     places: tuple[int, ...] = ()
     failed: set[int] = field(default_factory=set)
+    fetched: dict[int, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,13 @@ class KVTier(ABC):
         Raises:
             KeyError: if `lookup` of one does not answer HIT; then nothing is pinned.
         """
+
+    def fetch(self, job: LoadJob, task: range) -> None:
+        """Blocks `task` of `job` are about to be read by the calling thread.
+
+        For a tier that pays for round trips: it may bring them all at once. Whatever fails is left to `read`.
+        """
+        return
 
     @abstractmethod
     def read(self, job: LoadJob, at: int, out: memoryview) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ostinato.cache.eviction.base import EvictionPolicy
-from ostinato.cache.tiers.entry import TierEntry
+from ostinato.cache.tiers.entry import EntryState, TierEntry
 from ostinato.errors import CacheIntegrityError
 
 
@@ -47,8 +47,9 @@ class Candidates:
         return victim
 
     def stored(self, entries: Sequence[TierEntry]) -> None:
-        """`entries`, heads first, became ready."""
-        self._policy.on_store(entries)
+        """`entries`, heads first, became ready; none of them where a whole store has failed."""
+        if entries:
+            self._policy.on_store(entries)
         for entry in entries:
             self.refresh(entry)
 
@@ -61,6 +62,11 @@ class Candidates:
             entry.hits += 1
             entry.last_used = now
             self.refresh(entry)
+
+    def promised(self, entry: TierEntry) -> None:
+        """The promise to `entry`, which is no candidate, has changed. `stored` says so of one being written."""
+        if entry.state is EntryState.READY:
+            self._policy.on_promise(entry)
 
     def dropped(self, entry: TierEntry) -> None:
         """`entry`, which was stored, is not any more."""

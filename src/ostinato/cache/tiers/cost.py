@@ -6,7 +6,7 @@
 Both rates are measured whenever something is loaded or computed; old figures fade with the *amount* that was
 measured since, so that a long transfer says more than many short ones, and an idle hour changes nothing. What
 was never measured has a prior that favours loading, since only loading teaches what loading costs. For the same
-reason a decision against loading is overruled now and then (`PROBE_EVERY`).
+reason a decision against loading is overruled now and then (`PROBE_EVERY`), for a few blocks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ OVERHEAD_SECONDS = 0.002
 
 PROBE_EVERY = 16
 """Every so many decisions in a row against loading, one load is made to measure it again."""
+
+PROBE_BLOCKS = 4
+"""Loaded then: somebody waits for it."""
 
 PRIOR_BYTES_PER_SECOND: Mapping[Tier, float] = {
     Tier.RAM: 4e9,
@@ -59,6 +62,11 @@ class RateMeter:
         self._units = self._units * fade + units
         self._seconds = self._seconds * fade + seconds
 
+    def observe_sample(self, units: float, seconds: float) -> None:
+        """The same for a few units that stand for many: they count as `half_life` of them."""
+        if units > 0:
+            self.observe(max(units, self._half_life), seconds * max(1.0, self._half_life / units))
+
 
 @dataclass(frozen=True, slots=True)
 class TierRun:
@@ -81,19 +89,28 @@ class LoadDecision:
         found: tokens behind the device's match, by the tier that holds them.
         load_tokens: how many of them are loaded, from the first on; 0 if computing all is cheaper.
         load_seconds: what loading all that was found was expected to take.
-        compute_seconds: what computing it was expected to take; None if no prefill was measured yet.
+        chosen_seconds: what loading `load_tokens` was expected to take.
+        compute_seconds: what computing all of it was expected to take; None if no prefill was measured yet.
         is_probe: loaded against the figures, to measure them again.
     """
 
     found: Mapping[Tier, int] = field(default_factory=dict)
     load_tokens: int = 0
     load_seconds: float = 0.0
+    chosen_seconds: float = 0.0
     compute_seconds: float | None = None
     is_probe: bool = False
 
     @property
     def found_tokens(self) -> int:
         return sum(self.found.values())
+
+    @property
+    def saved_seconds(self) -> float | None:
+        """What computing `load_tokens` was expected to take; None if no prefill was measured yet."""
+        if self.compute_seconds is None or not self.load_tokens:
+            return None
+        return self.compute_seconds * self.load_tokens / self.found_tokens
 
 
 class LoadCosts:
@@ -124,30 +141,36 @@ class LoadCosts:
             waiting_bytes: to be loaded before them, by tier.
         """
         rate = self.prefill.rate
-        load_seconds = compute_seconds = gain = best = 0.0
+        load_seconds = compute_seconds = gain = chosen_seconds = 0.0
         best = OVERHEAD_SECONDS  # a gain that is smaller than that is none
         num_best = 0
         for at, run in enumerate(runs, 1):
-            tier_rate = self.load[run.tier].rate
-            assert tier_rate is not None  # they have priors
-            wanted = len(run.keys) * self._block_bytes
-            seconds = (waiting_bytes.get(run.tier, 0) + wanted) / tier_rate
-            load_seconds += seconds
+            load_seconds += self._seconds(run, waiting_bytes)
             if rate is not None:
                 compute_seconds += len(run.keys) * self._block_size / rate
                 gain = compute_seconds - load_seconds
             if rate is None or gain > best:
-                best, num_best = gain, at
+                best, num_best, chosen_seconds = gain, at, load_seconds
+        chosen: Sequence[TierRun] = runs[:num_best]
         is_probe = bool(runs) and not num_best and self._is_time_to_probe()
-        chosen = runs if is_probe else runs[:num_best]
+        if is_probe:
+            chosen = (_head(runs[0], PROBE_BLOCKS),)
+            chosen_seconds = self._seconds(chosen[0], waiting_bytes)
         decision = LoadDecision(
             found=self._tokens_by_tier(runs),
             load_tokens=sum(len(run.keys) for run in chosen) * self._block_size,
             load_seconds=load_seconds + OVERHEAD_SECONDS if runs else 0.0,
+            chosen_seconds=chosen_seconds + OVERHEAD_SECONDS if chosen else 0.0,
             compute_seconds=None if rate is None else compute_seconds,
             is_probe=is_probe,
         )
         return chosen, decision
+
+    def _seconds(self, run: TierRun, waiting_bytes: Mapping[Tier, int]) -> float:
+        rate = self.load[run.tier].rate
+        assert rate is not None  # they have priors
+        wanted = len(run.keys) * self._block_bytes
+        return (waiting_bytes.get(run.tier, 0) + wanted) / rate
 
     def accept(self, decision: LoadDecision) -> None:
         """A request starts with `decision`."""
@@ -162,3 +185,7 @@ class LoadCosts:
         for run in runs:
             tokens[run.tier] = tokens.get(run.tier, 0) + len(run.keys) * self._block_size
         return tokens
+
+
+def _head(run: TierRun, num_blocks: int) -> TierRun:
+    return TierRun(run.tier, run.keys[:num_blocks])

@@ -20,6 +20,7 @@ from ostinato.cache.retention import ExpiryQueue, Retention
 from ostinato.cache.tiers.base import TierAnswer, TierBlock
 from ostinato.cache.tiers.candidates import Candidates
 from ostinato.cache.tiers.entry import EntryState, Removal, TierEntry
+from ostinato.cache.tiers.integrity import check_entries, check_slots
 from ostinato.cache.tiers.slots import SlotAllocator
 from ostinato.cache.types import BlockHash, TenantId
 from ostinato.clock import Clock
@@ -42,7 +43,7 @@ class TierDirectory:
         clock: for hard deadlines.
         on_removed: called when nobody can find a ready entry any more.
         on_freed: called when nobody moves an entry's bytes any more either, before its slot is reused.
-        on_prolonged: called when a promise to a block behind an entry has moved the entry's own deadline on.
+        on_prolonged: called when the promise to a block behind an entry has moved the entry's own deadline on.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class TierDirectory:
             victims.append(self._candidates.pop_victim())
             self._leave_parent(victims[-1])
         for victim in victims:
+            self._cover_head(victim)
             self._remove(victim, Removal.EVICTED)
         return True
 
@@ -201,7 +203,8 @@ class TierDirectory:
         for entry in written:
             entry.state = EntryState.READY
         self.stored += len(written)
-        self._candidates.stored(written)
+        if written:  # none, where the copying failed or all was erased meanwhile
+            self._candidates.stored(written)
         for entry in entries[num_written:]:
             self._remove_tree(entry, Removal.ABORTED)
         for entry in entries:
@@ -288,6 +291,25 @@ class TierDirectory:
             self._candidates.refresh(entry)
         return changed
 
+    def cover_heads(self, entries: Sequence[TierEntry]) -> None:
+        """`entries`, parents first, come from an earlier process, which renewed promises at the deepest block
+        of a prefix alone; the blocks before it were used whenever that one was."""
+        for entry in reversed(entries):
+            below: TierEntry | None = entry
+            while below is not None and self._cover_head(below):
+                below = below.parent
+
+    def _cover_head(self, entry: TierEntry) -> bool:
+        """See `TierEntry.cover_head`."""
+        before = entry.parent
+        if before is None or not entry.cover_head():
+            return False
+        self._candidates.suspend(before)
+        self._schedule(before)
+        self._candidates.refresh(before)
+        self._on_prolonged(before)
+        return True
+
     def _known(self, keys: Sequence[BlockHash]) -> list[TierEntry]:
         self.expire()
         return [entry for key in keys if (entry := self._entries.get(key)) is not None]
@@ -296,12 +318,14 @@ class TierDirectory:
         return [entry for entry in self._known(keys) if entry.state is EntryState.READY]
 
     def _schedule(self, entry: TierEntry) -> None:
+        self._candidates.promised(entry)
         if entry.retention is not None and entry.retention.hard:
             self._deadlines.schedule(entry, entry.retention.until)
         else:
             self._deadlines.cancel(entry)
         for before in entry.would_end_too_early():
             self._deadlines.schedule(before, before.prolong(entry))
+            self._candidates.promised(before)
             self._on_prolonged(before)
 
     # ------------------------------------------------------------------ removal
@@ -364,29 +388,11 @@ class TierDirectory:
 
     def check_integrity(self) -> None:
         """See `KVTier.check_integrity`."""
-        slots = [entry.slot for entry in (*self._entries.values(), *self._leaving)]
-        free = self.slots.free_slots()
-        if len(set(slots)) != len(slots) or free & set(slots):
-            raise CacheIntegrityError("a slot has two owners")
-        if len(slots) + len(free) != self.slots.end or self.slots.end > self.slots.capacity:
-            raise CacheIntegrityError(
-                f"{len(slots)} slots are used and {len(free)} free of {self.slots.end}"
-            )
+        check_slots(self.slots, [*self._entries.values(), *self._leaving])
         self._candidates.check(self._entries.values())
         used: Counter[TenantId] = Counter()
         for entry in (*self._entries.values(), *self._leaving):
             used[entry.tenant] += self.slot_bytes
         if dict(used) != self.tenant_bytes():
             raise CacheIntegrityError("a tenant's bytes are miscounted")
-        for key, entry in self._entries.items():
-            self._check_entry(key, entry)
-
-    def _check_entry(self, key: BlockHash, entry: TierEntry) -> None:
-        if entry.key != key or entry.state is EntryState.GONE:
-            raise CacheIntegrityError(f"{entry!r} is found under a key that is not its own")
-        parent = self._entries.get(entry.identity.parent) if entry.identity.parent else None
-        if entry.parent is not parent or (parent is not None and entry not in parent.children):
-            raise CacheIntegrityError(f"{entry!r} is stored without the block before it")
-        hard = entry.retention is not None and entry.retention.hard
-        if hard != (entry in self._deadlines):
-            raise CacheIntegrityError(f"{entry!r} will not expire when it should")
+        check_entries(self._entries, self._deadlines)

@@ -18,6 +18,7 @@ from ostinato.cache.eviction.base import EvictionPolicy
 from ostinato.cache.retention import Retention, TenantBudgets
 from ostinato.cache.tiers.base import LoadJob, StoreJob, TierBlock, TierFailure
 from ostinato.cache.tiers.checksum import checksum
+from ostinato.cache.tiers.disk_expiry import FolderExpiry
 from ostinato.cache.tiers.disk_files import BlockFiles, PositionedIO
 from ostinato.cache.tiers.disk_folder import (
     FolderLock,
@@ -36,12 +37,15 @@ from ostinato.cache.tiers.disk_index import (
     oldest_beyond,
     read_index,
 )
-from ostinato.cache.tiers.entry import EntryState, Removal, TierEntry
+from ostinato.cache.tiers.entry import EntryState, Removal, TierEntry, must_wipe
 from ostinato.cache.tiers.record import RECORD_BYTES, BlockRecord
 from ostinato.cache.tiers.slotted import SlottedTier
 from ostinato.cache.types import BlockHash, Tier
 from ostinato.clock import Clock
 from ostinato.errors import ConfigError
+
+SYNC_SECONDS = 5.0
+"""How long `close` waits for the device."""
 
 PAUSE_SECONDS = 30.0
 """After a write that failed, nothing is stored for so long."""
@@ -102,8 +106,11 @@ class DiskTier(SlottedTier):
                 "be written, or switch the disk tier off"
             ) from error
         self._others = [f for f in format_folders(root) if f.path.name != kind.name]
+        self._others_expiry = FolderExpiry(self._io, self._failures)
         for folder in self._others:
-            if not folder.readable:
+            if folder.readable:
+                self._others_expiry.watch(folder, clock.time())
+            else:
                 self._failures.count(TierFailure.FOREIGN_VERSION, folder.path)
         self._load()
 
@@ -120,6 +127,7 @@ class DiskTier(SlottedTier):
         slots = self._directory.slots
         live = {slot: r for slot, r in index.live.items() if slot < slots.capacity}
         slots.occupy(set(live), min(self._files.num_complete_slots, slots.capacity))
+        taken_up = []
         for slot, record in live.items():
             entry = self._directory.adopt(record.block, slot, record.order, record.hits)
             if entry is None:
@@ -127,6 +135,8 @@ class DiskTier(SlottedTier):
                 continue
             self._stored[slot] = (record.checksum, record.checksum_kind)
             self._orders[entry] = (record.order, record.hits)
+            taken_up.append(entry)
+        self._directory.cover_heads(taken_up)
 
     def _tidy(self, index: DiskIndex) -> None:
         """Clear what does not count, and shrink the files to the bound."""
@@ -146,12 +156,21 @@ class DiskTier(SlottedTier):
             self._directory.refused += len(blocks)
             return None
         try:
+            if not self._files.is_there:
+                self._count_vanished(blocks)
+                return None
             self._settle_growth(len(blocks))
         except OSError as error:
             self._failures.count_error(error)
             self._pause_stores()
             return None
         return super().prepare_store(blocks)
+
+    def _count_vanished(self, blocks: Sequence[TierBlock]) -> None:
+        """Somebody has deleted the files: what was stored can be read still, and nobody would find what is
+        stored now."""
+        self._failures.count(TierFailure.VANISHED, f"{self._files.folder} was deleted", len(blocks))
+        self._directory.refused += len(blocks)
 
     def _pause_stores(self) -> None:
         """What was there is kept rather than evicted for writes that fail."""
@@ -183,6 +202,7 @@ class DiskTier(SlottedTier):
             self._undeletable_bytes += folder.num_bytes
             return 0
         self._has_set_aside = True
+        self._others_expiry.forget(folder)
         return folder.num_bytes
 
     # ------------------------------------------------------------------ bytes
@@ -263,7 +283,7 @@ class DiskTier(SlottedTier):
                 self._rewrite(entry)
 
     def _prolonged(self, entry: TierEntry) -> None:
-        if entry.state is EntryState.READY:
+        if entry.state is EntryState.READY and self._files.writable:
             self._rewrite(entry)
 
     def _rewrite(self, entry: TierEntry) -> None:
@@ -292,10 +312,9 @@ class DiskTier(SlottedTier):
 
     def _freed(self, entry: TierEntry, removal: Removal) -> None:
         self._stored.pop(entry.slot, None)
-        if removal is Removal.ABORTED or removal is Removal.ERASED:
-            self._clear(entry)  # `write` may have committed it
-        secret = entry.retention is not None and entry.retention.hard
-        if not secret and removal in (Removal.EVICTED, Removal.ABORTED):
+        if removal is not Removal.EVICTED:
+            self._clear(entry)  # `write` may have committed it, also while it expired
+        if not must_wipe(entry.retention, removal):
             return
         try:
             self._files.wipe_block(entry.slot)
@@ -308,17 +327,28 @@ class DiskTier(SlottedTier):
         except OSError as error:
             self._failures.count_error(error)
 
+    def expire(self) -> None:
+        super().expire()
+        self._others_expiry.expire(self._clock.time())
+
     def close(self) -> None:
-        """Also writes down what was used how recently, and waits until the device has everything."""
+        """Also writes down what was used how recently, and waits until the device has everything, for
+        `SYNC_SECONDS` at most: the system goes on writing when the process has ended."""
         if self._lock.released:
             return
         for entry, known in list(self._orders.items()):
             if known != (entry.last_used, entry.hits):
                 self._rewrite(entry)
+        sync = threading.Thread(target=self._sync, name="disk-tier-sync", daemon=True)
+        sync.start()
+        sync.join(SYNC_SECONDS)
+        if not sync.is_alive():
+            self._files.close()
+        self._lock.release()
+
+    def _sync(self) -> None:
         try:
             self._delete_set_aside()
             self._files.sync()
         except OSError as error:
             self._failures.count_error(error)
-        self._files.close()
-        self._lock.release()

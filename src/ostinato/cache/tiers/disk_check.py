@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostinato.cache.tiers.checksum import checksum
-from ostinato.cache.tiers.disk_files import BlockFiles, PositionedIO
+from ostinato.cache.tiers.disk_files import (
+    BlockFiles,
+    Opener,
+    PositionedIO,
+    open_or_make,
+    open_to_read,
+)
 from ostinato.cache.tiers.disk_folder import (
     FolderLock,
     FormatFolder,
@@ -43,6 +49,7 @@ class FolderContent:
         num_retained: blocks with a promise that still holds.
         newest: when the youngest block was stored, in seconds since the Unix epoch; 0 if there is none.
         dropped: records that do not count, by reason.
+        error: why it cannot be read, or None.
     """
 
     folder: FormatFolder
@@ -52,11 +59,14 @@ class FolderContent:
     num_retained: int = 0
     newest: float = 0.0
     dropped: Counter[Drop] = field(default_factory=Counter)
+    error: str | None = None
 
 
 @contextmanager
-def _opened(folder: FormatFolder, now: float) -> Iterator[tuple[BlockFiles, DiskIndex]]:
-    files = BlockFiles(folder.path, folder.block_bytes, PositionedIO())
+def _opened(
+    folder: FormatFolder, now: float, opener: Opener = open_or_make
+) -> Iterator[tuple[BlockFiles, DiskIndex]]:
+    files = BlockFiles(folder.path, folder.block_bytes, PositionedIO(), opener)
     try:
         yield files, read_index(files, now)
     finally:
@@ -64,10 +74,11 @@ def _opened(folder: FormatFolder, now: float) -> Iterator[tuple[BlockFiles, Disk
 
 
 def list_contents(root: Path, now: float) -> list[FolderContent]:
-    """All digest folders of `root`, most recently used first. Takes no lock: a server may run meanwhile.
+    """All digest folders of `root`, most recently used first. Takes no lock: a server may run meanwhile. Writes
+    nothing.
 
     Raises:
-        OSError: if a folder cannot be read.
+        OSError: if `root` cannot be read.
     """
     return [_content_of(folder, now) for folder in format_folders(root)]
 
@@ -75,7 +86,16 @@ def list_contents(root: Path, now: float) -> list[FolderContent]:
 def _content_of(folder: FormatFolder, now: float) -> FolderContent:
     if not folder.readable:
         return FolderContent(folder)
-    with _opened(folder, now) as (files, index):
+    try:
+        return _read_content(folder, now)
+    except FileNotFoundError:  # it is just being made or deleted
+        return FolderContent(folder)
+    except OSError as error:
+        return FolderContent(folder, error=f"{error.filename or folder.path}: {error.strerror}")
+
+
+def _read_content(folder: FormatFolder, now: float) -> FolderContent:
+    with _opened(folder, now, open_to_read) as (files, index):
         live = index.live.values()
         return FolderContent(
             folder,
@@ -158,8 +178,8 @@ def _verify(
 def prune(root: Path, max_bytes: int | None, now: float) -> None:
     """Take out what does not count, cut the files to what is live, and shrink all to `max_bytes`.
 
-    What was used least recently goes: other versions' folders first, then whole folders, then blocks of the
-    last one, tails before heads. For who holds the lock.
+    Folders of other versions, and those whose manifest is damaged, go in any case. Then what was used least
+    recently: whole folders, then blocks of the last one, tails before heads. For who holds the lock.
 
     Args:
         root: folder of the disk tier.
@@ -185,7 +205,7 @@ def prune(root: Path, max_bytes: int | None, now: float) -> None:
 def _prune_folder(folder: FormatFolder, room: int | None, now: float) -> int:
     """Bytes that stay in `folder`."""
     if not folder.readable:
-        return folder.num_bytes if room is None or folder.num_bytes <= room else 0
+        return 0
     with _opened(folder, now) as (files, index):
         slot_bytes = files.block_bytes + RECORD_BYTES
         drop_slots(files, index, set(index.dropped))

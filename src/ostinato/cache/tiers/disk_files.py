@@ -15,7 +15,7 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ostinato.cache.tiers.record import EMPTY, RECORD_BYTES
@@ -45,14 +45,32 @@ class PositionedIO:
         return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
-def _open(path: Path) -> tuple[int, bool]:
-    """``(descriptor, whether it can be written)``."""
+Opener = Callable[[Path], tuple[int, bool]]
+"""Opens a file: ``(descriptor, whether it can be written)``. Raises OSError."""
+
+
+def open_or_make(path: Path) -> tuple[int, bool]:
+    """An `Opener` that makes the file if it is not there."""
+    return _open(path, os.O_CREAT)
+
+
+def open_existing(path: Path) -> tuple[int, bool]:
+    """An `Opener` of what is there."""
+    return _open(path, 0)
+
+
+def open_to_read(path: Path) -> tuple[int, bool]:
+    """An `Opener` that leaves no trace."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+
+
+def _open(path: Path, flags: int) -> tuple[int, bool]:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), True
+        return os.open(path, os.O_RDWR | flags | os.O_CLOEXEC, 0o600), True
     except OSError as error:
         if error.errno not in _READ_ONLY_ERRORS:
             raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+        return open_to_read(path)
 
 
 class BlockFiles:
@@ -62,18 +80,21 @@ class BlockFiles:
         folder: exists.
         block_bytes: content of a slot.
         io: how bytes are moved.
+        opener: how they are opened.
 
     Raises:
-        OSError: if they can neither be opened nor made.
+        OSError: if they cannot be.
     """
 
-    def __init__(self, folder: Path, block_bytes: int, io: PositionedIO) -> None:
+    def __init__(
+        self, folder: Path, block_bytes: int, io: PositionedIO, opener: Opener = open_or_make
+    ) -> None:
         self.folder = folder
         self.block_bytes = block_bytes
         self._io = io
-        self._blocks, self.writable = _open(folder / BLOCKS_NAME)
+        self._blocks, self.writable = opener(folder / BLOCKS_NAME)
         try:
-            self._index, index_writable = _open(folder / INDEX_NAME)
+            self._index, index_writable = opener(folder / INDEX_NAME)
         except OSError:
             os.close(self._blocks)
             raise
@@ -86,6 +107,11 @@ class BlockFiles:
             if descriptor >= 0:
                 os.close(descriptor)
                 setattr(self, name, -1)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the files can still be found by their names, or somebody has deleted them."""
+        return os.fstat(self._blocks).st_nlink > 0 and os.fstat(self._index).st_nlink > 0
 
     def sync(self) -> None:
         """Wait until the device has everything."""

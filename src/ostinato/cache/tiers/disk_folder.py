@@ -8,7 +8,8 @@
       .removed-…/          being deleted
 
 Blocks of other models and formats stay until the bound needs their room; then the folder that was used least
-recently goes, as a whole.
+recently goes, as a whole. Whatever else lies in ROOT, which may be any folder that a user names, is somebody
+else's: it is not listed, not counted and never deleted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +33,9 @@ from ostinato.errors import ConfigError
 
 LOCK_NAME = "lock"
 MANIFEST_NAME = "manifest.json"
+LOCK_TRIES, LOCK_PAUSE_SECONDS = 11, 0.05
 _REMOVED_PREFIX = ".removed-"
+_DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class FormatFolder:
         return (
             self.manifest is not None
             and self.manifest.get("format_version") == FORMAT_VERSION
-            and isinstance(self.manifest.get("block_bytes"), int)
+            and _is_size(self.manifest.get("block_bytes"))
         )
 
     @property
@@ -119,7 +124,7 @@ class FolderLock:
                 "folder that may be written, or switch the disk tier off"
             ) from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except OSError as error:
             os.close(self._descriptor)
             raise ConfigError(
@@ -135,6 +140,14 @@ class FolderLock:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _lock(self) -> None:
+        """Who only asks who holds it (`lock_holder`) has it for a moment: try for as long as that may take."""
+        for _ in range(LOCK_TRIES - 1):
+            with contextlib.suppress(BlockingIOError):
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            threading.Event().wait(LOCK_PAUSE_SECONDS)
+        return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @property
     def released(self) -> bool:
@@ -170,11 +183,21 @@ def format_folders(root: Path) -> list[FormatFolder]:
     """The digest folders in `root`, most recently used first."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
-        if path.is_dir() and not path.name.startswith("."):
+        if _is_ours(path, path.name):
             sizes = [_stat(path / name) for name in (INDEX_NAME, BLOCKS_NAME)]
             last_used = max(time for _, time in sizes)
             found.append(FormatFolder(path, _manifest(path), sum(s for s, _ in sizes), last_used))
     return sorted(found, key=lambda folder: folder.last_used, reverse=True)
+
+
+def _is_ours(path: Path, digest: str) -> bool:
+    """Whether `path` can only be a folder that was made here, for `digest`."""
+    return _DIGEST.fullmatch(digest) is not None and path.is_dir() and not path.is_symlink()
+
+
+def _is_size(value: object) -> bool:
+    """Whether a manifest's `block_bytes` can be one."""
+    return type(value) is int and 0 < value < 2**31
 
 
 def _stat(path: Path) -> tuple[int, float]:
@@ -188,7 +211,7 @@ def _stat(path: Path) -> tuple[int, float]:
 def _manifest(path: Path) -> Mapping[str, str | int] | None:
     try:
         content = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -221,4 +244,5 @@ def set_aside(path: Path) -> Path:
 def delete_set_aside(root: Path) -> None:
     """Delete what `set_aside` has left, in this or an earlier process."""
     for path in root.glob(_REMOVED_PREFIX + "*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if _is_ours(path, path.name.removeprefix(_REMOVED_PREFIX)):
+            shutil.rmtree(path, ignore_errors=True)

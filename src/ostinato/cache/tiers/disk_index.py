@@ -7,10 +7,13 @@ parent counts too. Everything else is dropped, with the reason.
 from __future__ import annotations
 
 import errno
+import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ostinato.cache.retention import Retention, is_readable
 from ostinato.cache.tiers.disk_files import BlockFiles
 from ostinato.cache.tiers.record import BlockRecord, DamagedRecordError, ForeignRecordError
 from ostinato.cache.types import BlockHash
@@ -58,7 +61,7 @@ def read_index(files: BlockFiles, now: float) -> DiskIndex:
         now: seconds since the Unix epoch.
     """
     index = DiskIndex()
-    found: list[tuple[int, BlockRecord]] = []
+    sound: dict[int, BlockRecord] = {}
     complete = files.num_complete_slots
     for slot, data in files.records():
         try:
@@ -71,12 +74,51 @@ def read_index(files: BlockFiles, now: float) -> DiskIndex:
             continue
         if record.num_bytes != files.block_bytes or slot >= complete:
             index.dropped[slot] = Drop.CUT
-        elif record.retention is not None and not record.retention.readable(now):
-            index.dropped[slot] = Drop.EXPIRED
         else:
+            sound[slot] = record
+    promises = _promises(sound.values())
+    found: list[tuple[int, BlockRecord]] = []
+    for slot, record in sound.items():
+        if is_readable(promises.get(record.identity.key), now):
             found.append((slot, record))
+        else:
+            index.dropped[slot] = Drop.EXPIRED
     _keep_rooted(index, found)
     return index
+
+
+def _promises(records: Iterable[BlockRecord]) -> dict[BlockHash, Retention]:
+    """What was promised to blocks, by key, with what uses of the blocks behind them have added to it."""
+    promised = [record for record in records if record.retention is not None]
+    promised.sort(key=lambda record: -record.identity.depth)
+    promises: dict[BlockHash, Retention] = {}
+    for record in promised:
+        known = promises.get(record.identity.key)
+        assert record.retention is not None
+        promises[record.identity.key] = (
+            record.retention if known is None else record.retention.merged(known)
+        )
+    for record in promised:
+        parent = record.identity.parent
+        before = None if parent is None else promises.get(parent)
+        if parent is not None and before is not None:
+            promises[parent] = before.covering(promises[record.identity.key])
+    return promises
+
+
+def hard_deadlines(index: DiskIndex) -> dict[int, float]:
+    """When each live slot must be erased, of those that must: no block outlives one before it."""
+    promises = _promises(index.live.values())
+    until: dict[BlockHash, float] = {}
+    deadlines: dict[int, float] = {}
+    for slot, record in index.live.items():  # parents before children
+        identity, promise = record.identity, promises.get(record.identity.key)
+        own = promise.until if promise is not None and promise.hard else math.inf
+        behind = math.inf if identity.parent is None else until[identity.parent]
+        until[identity.key] = min(own, behind)
+        if until[identity.key] < math.inf:
+            deadlines[slot] = until[identity.key]
+    return deadlines
 
 
 def _keep_rooted(index: DiskIndex, found: list[tuple[int, BlockRecord]]) -> None:

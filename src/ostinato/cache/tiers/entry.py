@@ -32,6 +32,12 @@ class Removal(Enum):
     """Its store failed or was given up."""
 
 
+def must_wipe(retention: Retention | None, removal: Removal) -> bool:
+    """Whether the bytes of an entry that is gone must not be left lying until others are written over them."""
+    promised = retention is not None and retention.hard
+    return promised or removal in (Removal.EXPIRED, Removal.ERASED)
+
+
 class TierEntry:
     """Bookkeeping of one block in one tier; satisfies `eviction.base.Evictable`. Compared by identity.
 
@@ -121,6 +127,14 @@ class TierEntry:
         assert other.retention is not None
         self.retention = replace(self.retention, until=other.retention.until)
         return self.retention.until
+
+    def cover_head(self) -> bool:
+        """Extend the promise to the block before, as each use of this one did. Whether that changed it."""
+        before = self.parent
+        if before is None or before.retention is None or self.retention is None:
+            return False
+        known, before.retention = before.retention, before.retention.covering(self.retention)
+        return before.retention != known
 
     def __repr__(self) -> str:
         return f"TierEntry({self.key.hex()[:12]}, slot {self.slot}, {self.state.name.lower()})"

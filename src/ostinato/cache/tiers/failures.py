@@ -41,11 +41,13 @@ class TierFailures:
         self._tier = tier
         self._lock = threading.Lock()
         self._counts: Counter[TierFailure] = Counter()
+        self._logged: set[TierFailure] = set()
 
     def count(self, reason: TierFailure, detail: object, num_blocks: int = 1) -> None:
-        """`num_blocks` were lost for `reason`. The first time, `detail` is logged."""
+        """`num_blocks`, perhaps none, were lost for `reason`. The first time, `detail` is logged."""
         with self._lock:
-            first = not self._counts[reason]
+            first = reason not in self._logged
+            self._logged.add(reason)
             self._counts[reason] += num_blocks
         if first:
             _log.warning(
@@ -63,4 +65,4 @@ class TierFailures:
     def counts(self) -> Mapping[TierFailure, int]:
         """A snapshot; only reasons that occurred."""
         with self._lock:
-            return dict(self._counts)
+            return {reason: count for reason, count in self._counts.items() if count}

@@ -13,19 +13,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.cache.block import KVCacheBlock
 from ostinato.cache.identity import BlockIdentity
-from ostinato.cache.retention import Retention
 from ostinato.cache.tiers.base import KVTier, TierAnswer, TierStats
 from ostinato.cache.tiers.carrier import BlockCarrier
 from ostinato.cache.tiers.cost import LoadCosts, LoadDecision, TierRun
 from ostinato.cache.tiers.in_flight import InFlight
 from ostinato.cache.tiers.loads import BlockLoads, LoadCounters, Prefetch, PrefixLoad
 from ostinato.cache.tiers.policy import PrefetchStop, WritePolicy, prefetch_deadline
+from ostinato.cache.tiers.promises import TierPromises
 from ostinato.cache.tiers.stores import BlockStores, StoreCounters, TransferPins
 from ostinato.cache.tiers.transfer import Transfers, Urgency
 from ostinato.cache.types import BlockHash, Tier
@@ -98,7 +97,8 @@ class TierHierarchy:
         self._in_flight = InFlight(transfers)
         self._costs = LoadCosts(block_size, carrier.block_bytes)
         self._stores = BlockStores(self._tiers, carrier, self._in_flight, self._resident)
-        self._loads = BlockLoads(self._tiers, carrier, self._in_flight, self._costs)
+        self._promises = TierPromises(self._tiers, self._resident)
+        self._loads = BlockLoads(self._tiers, carrier, self._in_flight, self._costs, clock)
         self._flush_seconds = flush_seconds
         self._reused: dict[BlockHash, None] = {}
         self._is_closed = False
@@ -134,14 +134,15 @@ class TierHierarchy:
             if self._policy.on_reuse and not self._stores.write_through(last, MAX_BLOCKS_A_TURN):
                 self._reused[key] = None
             else:
-                self._touch_deepest(last.identity)
+                self._touch_deepest(last)
+            self._promises.renew(last)
 
     def evicting(self, block: KVCacheBlock) -> None:
         """`block` is about to give way to others; it and its prefix can still be found."""
         if block.identity is not None:
             self._stores.write_back(block)
             if block.retention is not None:  # hits on the device may have moved its deadline on
-                self._promise([block])
+                self._promises.make([block])
                 self._stores.keep_below(block)
 
     def forgotten(self, block: KVCacheBlock) -> None:
@@ -161,43 +162,25 @@ class TierHierarchy:
         The tiers promise the same for their copies. Somebody said that the prefix will be used again, so what
         the policy would copy at a second use is copied now, and outlives a crash.
         """
-        self._promise(blocks)
+        self._promises.make(blocks)
         if blocks and self._policy.on_reuse:
             self._stores.write_through(blocks[-1])
-
-    def _promise(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """What holds for `blocks` on the device holds for their copies; a longer promise there stays."""
-        promised = [block for block in blocks if block.retention is not None]
-        for tier in self._tiers if promised else ():
-            changed: defaultdict[Retention, list[BlockHash]] = defaultdict(list)
-            for block in promised:
-                assert block.identity is not None
-                assert block.retention is not None
-                known = tier.retention(block.identity.key)
-                merged = block.retention if known is None else block.retention.merged(known)
-                if merged != known:
-                    changed[merged].append(block.identity.key)
-            for retention, keys in changed.items():
-                tier.retain(keys, retention)
 
     def expire(self) -> None:
         """Erase what has passed a hard deadline, in every tier."""
         for tier in self._tiers:
             tier.expire()
 
-    def _touch_deepest(self, last: BlockIdentity) -> None:
+    def _touch_deepest(self, last: KVCacheBlock) -> None:
         """Keep what the tiers hold of a prefix that is used on the device young.
 
         Touching the deepest block that a tier has is enough: nothing before it can go while it stays, and when
         it goes the one before it inherits its age.
         """
         for tier in self._tiers:
-            name: BlockIdentity | None = last
-            while name is not None and tier.lookup(name.key) is not TierAnswer.HIT:
-                before = None if name.parent is None else self._resident.get(name.parent)
-                name = None if before is None else before.identity
-            if name is not None:
-                tier.touch([name.key])
+            held = self._promises.deepest(last, tier)
+            if held is not None and held.identity is not None:
+                tier.touch([held.identity.key])
 
     # ------------------------------------------------------------------ loads
 
@@ -241,9 +224,11 @@ class TierHierarchy:
         """Nothing is loaded after all."""
         self._loads.unpin(load)
 
-    def load(self, load: PrefixLoad, blocks: Sequence[KVCacheBlock]) -> None:
+    def load(
+        self, load: PrefixLoad, blocks: Sequence[KVCacheBlock], decision: LoadDecision
+    ) -> None:
         """Start loading into `blocks`, which the caller holds and nobody can find."""
-        self._loads.start(load, blocks)
+        self._loads.start(load, blocks, decision)
 
     def take_over(self, load: PrefixLoad, blocks: Sequence[KVCacheBlock]) -> None:
         """The `blocks` that `load` brought are findable now: mark their use, fill the first tier."""
@@ -252,6 +237,8 @@ class TierHierarchy:
             by_name[run.tier].touch(run.keys)
         if blocks and any(run.tier is not self._tiers[0].tier for run in load.runs):
             self._stores.write_through(blocks[-1])
+        if blocks:
+            self._promises.take_over(blocks[-1])
 
     def prefetch(
         self, runs: Sequence[TierRun], blocks: Sequence[BlockIdentity], last: KVCacheBlock | None
@@ -300,7 +287,8 @@ class TierHierarchy:
         return self._in_flight.num_settled
 
     def poll(self) -> None:
-        """Settle what has ended and start what waits for room."""
+        """Stop loads that are too slow, settle what has ended and start what waits for room."""
+        self._loads.stop_slow()
         if self._in_flight.poll():
             self._stores.write_down()
         self.tend()
@@ -378,7 +366,7 @@ class TierHierarchy:
             if self._clock.monotonic() >= deadline:
                 return
             self._stores.write_through(block)
-            self._promise([block])
+            self._promises.make([block])
         while self._stores.num_dirty or self._in_flight:
             self._stores.write_all_down()
             if not self._wait_until(deadline):

@@ -37,6 +37,10 @@ class InFlight:
         self._bytes[job.urgency] += job.num_bytes
         self._transfers.submit(job)
 
+    def cancel(self, job: TransferJob) -> None:
+        """Move nothing more of `job`; `poll` settles it as soon as nothing of it is being moved."""
+        self._transfers.cancel(job)
+
     def on_end(self, notify: Callable[[], None]) -> None:
         """Have `notify` called, from another thread, whenever a job has finished."""
         self._transfers.notify = notify

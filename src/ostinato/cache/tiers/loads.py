@@ -3,7 +3,8 @@
     PrefixLoad    disk, RAM, … → the blocks that a request has reserved on the device
     Prefetch      disk, …      → RAM, while the request is still in the queue
 
-Both may be cancelled at any moment; what they hold is let go when the threads are done with it.
+Both may be cancelled at any moment; what they hold is let go when the threads are done with it. A load that
+turns out slower than computing is stopped (`policy.is_too_slow`), and the rest is computed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from ostinato.cache.identity import BlockIdentity
 from ostinato.cache.retention import Retention
 from ostinato.cache.tiers.base import KVTier, LoadJob, TierBlock
 from ostinato.cache.tiers.carrier import BlockCarrier
-from ostinato.cache.tiers.cost import LoadCosts, TierRun
+from ostinato.cache.tiers.cost import LoadCosts, LoadDecision, TierRun
 from ostinato.cache.tiers.in_flight import InFlight
 from ostinato.cache.tiers.moves import between_tiers, to_device
+from ostinato.cache.tiers.policy import is_too_slow, load_patience
 from ostinato.cache.tiers.stores import TransferPins
 from ostinato.cache.tiers.transfer import TransferJob, Urgency
 from ostinato.cache.types import Tier
+from ostinato.clock import Clock
 
 
 class PrefixLoad:
@@ -31,6 +34,9 @@ class PrefixLoad:
     Attributes:
         runs: what is loaded, in the order of the prompt.
         promises: what was promised to each block in the tier that it comes from.
+        decision: the figures behind it.
+        started: when it began, in monotonic seconds.
+        is_stopped: it was too slow.
         blocks_by_tier: blocks that have arrived without a gap, by tier; final when `is_done`.
     """
 
@@ -40,6 +46,9 @@ class PrefixLoad:
         self.pinned: list[LoadJob] = []
         self.jobs: list[TransferJob] = []
         self.num_unfinished = len(runs)
+        self.decision = LoadDecision()
+        self.started = 0.0
+        self.is_stopped = False
 
     @property
     def is_done(self) -> bool:
@@ -63,6 +72,13 @@ class PrefixLoad:
     def num_arrived(self) -> int:
         """Leading blocks that have arrived; what lies behind a block that failed is lost."""
         return sum(self.blocks_by_tier.values())
+
+    def is_too_slow(self, now: float) -> bool:
+        """See `policy.is_too_slow`."""
+        arrived = sum(job.num_done for job in self.jobs) / max(self.num_blocks, 1)
+        compute_seconds = self.decision.saved_seconds
+        patience = load_patience(self.decision.chosen_seconds, compute_seconds)
+        return is_too_slow(now - self.started, arrived, patience, compute_seconds)
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
@@ -104,6 +120,7 @@ class LoadCounters:
         recomputes: requests for which computing what was found was expected to be faster.
         probes: loads that were made to measure them again.
         prefetched_blocks: brought into RAM for requests in the queue.
+        stopped_loads: of `loads`, those that turned out slower than computing the rest.
     """
 
     loaded_blocks: Counter[Tier] = field(default_factory=Counter)
@@ -112,6 +129,7 @@ class LoadCounters:
     recomputes: int = 0
     probes: int = 0
     prefetched_blocks: int = 0
+    stopped_loads: int = 0
 
 
 class BlockLoads:
@@ -122,15 +140,23 @@ class BlockLoads:
         carrier: the device's side of a copy.
         in_flight: where copies are submitted.
         costs: told how long loads took.
+        clock: for how long a load may take.
     """
 
     def __init__(
-        self, tiers: Sequence[KVTier], carrier: BlockCarrier, in_flight: InFlight, costs: LoadCosts
+        self,
+        tiers: Sequence[KVTier],
+        carrier: BlockCarrier,
+        in_flight: InFlight,
+        costs: LoadCosts,
+        clock: Clock,
     ) -> None:
         self._tiers = {tier.tier: tier for tier in tiers}
         self._carrier = carrier
         self._in_flight = in_flight
         self._costs = costs
+        self._clock = clock
+        self._running: list[PrefixLoad] = []
         self._pool: TransferPins | None = None
         self._waiting_bytes: Counter[Tier] = Counter()
         self.counters = LoadCounters()
@@ -161,13 +187,29 @@ class BlockLoads:
         for run, pinned in zip(load.runs, load.pinned, strict=True):
             self._tiers[run.tier].complete_load(pinned, 0)
 
-    def start(self, load: PrefixLoad, blocks: Sequence[KVCacheBlock]) -> None:
+    def start(
+        self, load: PrefixLoad, blocks: Sequence[KVCacheBlock], decision: LoadDecision
+    ) -> None:
         """Load what is pinned into `blocks`, which the caller holds and nobody can find."""
+        load.decision, load.started = decision, self._clock.monotonic()
+        self._running.append(load)
         start = 0
         for run, pinned in zip(load.runs, load.pinned, strict=True):
             self._start_run(load, run, pinned, blocks[start : start + len(run.keys)])
             start += len(run.keys)
         self.counters.loads += 1
+
+    def stop_slow(self) -> None:
+        """Move nothing more for requests that had better compute the rest."""
+        if not self._running:
+            return
+        now = self._clock.monotonic()
+        for load in self._running:
+            if not load.is_stopped and load.is_too_slow(now):
+                load.is_stopped = True
+                self.counters.stopped_loads += 1
+                for job in load.jobs:
+                    self._in_flight.cancel(job)
 
     def _start_run(
         self, load: PrefixLoad, run: TierRun, pinned: LoadJob, blocks: Sequence[KVCacheBlock]
@@ -181,15 +223,21 @@ class BlockLoads:
 
         def settle(_: TransferJob) -> None:
             self._waiting_bytes[run.tier] -= job.num_bytes
-            self._end(tier, pinned, job)
+            self._end(tier, pinned, job, load)
             pool.end_transfer(blocks)
             load.num_unfinished -= 1
+            if load.is_done:
+                self._running.remove(load)
 
         self._in_flight.submit(job, settle)
 
-    def _end(self, tier: KVTier, pinned: LoadJob, job: TransferJob) -> None:
+    def _end(self, tier: KVTier, pinned: LoadJob, job: TransferJob, load: PrefixLoad) -> None:
         tier.complete_load(pinned, job.num_moved)
-        self._costs.load[tier.tier].observe(job.num_moved * job.block_bytes, job.seconds)
+        meter = self._costs.load[tier.tier]
+        # Of one that was stopped without any block, so much is known: it was slower than one.
+        num_blocks = max(job.num_moved, 1) if load.is_stopped else job.num_moved
+        observe = meter.observe_sample if load.decision.is_probe else meter.observe
+        observe(num_blocks * job.block_bytes, job.seconds)
         self.counters.loaded_blocks[tier.tier] += job.num_moved
         if not job.is_cancelled:
             self.counters.failed_blocks[tier.tier] += job.num_blocks - job.num_moved

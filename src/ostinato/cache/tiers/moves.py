@@ -7,8 +7,12 @@ from collections.abc import Sequence
 
 from ostinato.cache.tiers.base import KVTier, LoadJob, StoreJob
 from ostinato.cache.tiers.carrier import BlockCarrier
-from ostinato.cache.tiers.transfer import TransferJob, Urgency
-from ostinato.cache.types import BlockId
+from ostinato.cache.tiers.transfer import Lane, TransferJob, Urgency
+from ostinato.cache.types import BlockId, Tier
+
+
+def _lane(*tiers: KVTier) -> Lane:
+    return Lane.REMOTE if any(tier.tier is Tier.REMOTE for tier in tiers) else Lane.LOCAL
 
 
 def from_device(
@@ -19,7 +23,7 @@ def from_device(
     def move(at: int) -> bool:
         return tier.write(store, at, carrier.source(block_ids[at]))
 
-    return TransferJob(len(block_ids), move, tier.block_bytes, Urgency.STORE)
+    return TransferJob(len(block_ids), move, tier.block_bytes, Urgency.STORE, _lane(tier))
 
 
 def from_buffers(tier: KVTier, store: StoreJob, buffers: Sequence[bytes]) -> TransferJob:
@@ -28,7 +32,7 @@ def from_buffers(tier: KVTier, store: StoreJob, buffers: Sequence[bytes]) -> Tra
     def move(at: int) -> bool:
         return tier.write(store, at, memoryview(buffers[at]))
 
-    return TransferJob(len(buffers), move, tier.block_bytes, Urgency.STORE)
+    return TransferJob(len(buffers), move, tier.block_bytes, Urgency.STORE, _lane(tier))
 
 
 def to_device(
@@ -42,7 +46,10 @@ def to_device(
         carrier.arrived(block_ids[at])
         return True
 
-    return TransferJob(len(block_ids), move, tier.block_bytes, Urgency.LOAD)
+    def begin(task: range) -> None:
+        tier.fetch(load, task)
+
+    return TransferJob(len(block_ids), move, tier.block_bytes, Urgency.LOAD, _lane(tier), begin)
 
 
 def between_tiers(
@@ -58,4 +65,8 @@ def between_tiers(
         view = memoryview(buffer)
         return source.read(load, at, view) and target.write(store, at, view)
 
-    return TransferJob(len(store.blocks), move, source.block_bytes, urgency)
+    def begin(task: range) -> None:
+        source.fetch(load, task)
+
+    lane = _lane(source, target)
+    return TransferJob(len(store.blocks), move, source.block_bytes, urgency, lane, begin)

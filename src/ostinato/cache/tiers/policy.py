@@ -1,4 +1,4 @@
-"""The choices that an operator has: when to write down, how long to wait for a prefetch."""
+"""When to write down, how long to wait for a prefetch (both are an operator's choices), and for a load."""
 
 from __future__ import annotations
 
@@ -54,3 +54,47 @@ def prefetch_deadline(stop: PrefetchStop, num_tokens: int, clock: Clock) -> floa
         return float("inf")
     patience = TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_KTOKEN * num_tokens / 1024
     return clock.monotonic() + min(patience, TIMEOUT_MOST_SECONDS)
+
+
+LEAST_PATIENCE_SECONDS = 0.25
+"""No load is stopped before that: a machine may be busy for so long."""
+PATIENCE_FACTOR = 2.0
+"""A load may take so many times what was expected before its progress is looked at."""
+PATIENCE_FACTOR_UNKNOWN = 8.0
+"""So many where nobody knows how long computing takes."""
+
+
+def load_patience(load_seconds: float, compute_seconds: float | None) -> float:
+    """How long a request waits before it asks whether its load gets on.
+
+    Args:
+        load_seconds: what the load was expected to take.
+        compute_seconds: what computing the same was expected to take; None if no prefill was measured yet.
+    """
+    patience = PATIENCE_FACTOR * load_seconds
+    if compute_seconds is not None:
+        patience = min(patience, compute_seconds)
+    return max(patience, LEAST_PATIENCE_SECONDS)
+
+
+def is_too_slow(
+    seconds: float, arrived: float, patience: float, compute_seconds: float | None
+) -> bool:
+    """Whether to stop a load and compute the rest: if computing what has arrived would have been faster.
+
+    So a load never costs more than computing would have, or `LEAST_PATIENCE_SECONDS` where that is more, and
+    one that still wins goes on, however far expectations were off.
+
+    Args:
+        seconds: since it began.
+        arrived: share of its blocks that has arrived.
+        patience: see `load_patience`.
+        compute_seconds: as for `load_patience`.
+    """
+    if seconds < patience:
+        return False
+    if not arrived:
+        return True
+    if compute_seconds is None:
+        return seconds > PATIENCE_FACTOR_UNKNOWN / PATIENCE_FACTOR * patience
+    return seconds > compute_seconds * arrived

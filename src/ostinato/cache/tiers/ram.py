@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ostinato.cache.eviction.base import EvictionPolicy
 from ostinato.cache.retention import TenantBudgets
 from ostinato.cache.tiers.base import LoadJob, StoreJob
-from ostinato.cache.tiers.entry import TierEntry
+from ostinato.cache.tiers.entry import Removal, TierEntry, must_wipe
 from ostinato.cache.tiers.slotted import SlottedTier
 from ostinato.cache.types import Tier
 from ostinato.clock import Clock
@@ -56,6 +56,10 @@ class RamTier(SlottedTier):
     def read(self, job: LoadJob, at: int, out: memoryview) -> bool:
         np.copyto(np.frombuffer(out, dtype=np.uint8), self._block(job.places[at]))
         return True
+
+    def _freed(self, entry: TierEntry, removal: Removal) -> None:
+        if must_wipe(entry.retention, removal):
+            self._block(entry.slot).fill(0)
 
     def _block(self, slot: int) -> Bytes:
         assert self._blocks is not None, "the tier is closed"

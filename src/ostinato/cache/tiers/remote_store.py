@@ -31,6 +31,8 @@ from ostinato.clock import Clock
 from ostinato.errors import ConfigError
 
 TIMEOUT_SECONDS = 5.0
+LOAD_TIMEOUT_SECONDS = 1.0
+"""For what a request waits for: a server that is slower than that is no help."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 BATCH = 512
 """Commands in one round trip at most."""
@@ -42,6 +44,25 @@ def _redis_module() -> Any:
     except ImportError as error:
         raise ConfigError(
             "the remote tier needs the package `redis`: pip install 'ostinato[remote]'"
+        ) from error
+
+
+def _client(redis: Any, url: str, timeout: float) -> Any:
+    """A client that tries once.
+
+    Raises:
+        ConfigError: if the URL is none that it knows.
+    """
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"the remote tier's URL is not usable ({error}): e.g. redis://HOST:6379/0"
         ) from error
 
 
@@ -64,18 +85,8 @@ class RedisBlocks:
     ) -> None:
         redis = _redis_module()
         self._errors = redis.exceptions
-        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
-        try:
-            self._client = redis.Redis.from_url(
-                url,
-                socket_timeout=TIMEOUT_SECONDS,
-                socket_connect_timeout=TIMEOUT_SECONDS,
-                retry=retry,
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"the remote tier's URL is not usable ({error}): e.g. redis://HOST:6379/0"
-            ) from error
+        self._client = _client(redis, url, TIMEOUT_SECONDS)
+        self._loader = _client(redis, url, LOAD_TIMEOUT_SECONDS)
         self._kind = kind
         self._idle_ms = max(1, int(1000 * idle_seconds))
         self._failures = failures
@@ -111,7 +122,8 @@ class RedisBlocks:
         except errors.OutOfMemoryError as error:
             self._failures.count(TierFailure.NO_SPACE, error, num_blocks)
         except errors.RedisError as error:
-            self._failures.count(TierFailure.IO_ERROR, error, num_blocks)
+            # The text may hold keys, which are bytes.
+            self._failures.count(TierFailure.IO_ERROR, ascii(str(error)), num_blocks)
         else:
             self._pause = FIRST_PAUSE
             return result
@@ -145,12 +157,23 @@ class RedisBlocks:
 
         return self._guarded(store) is True
 
+    def fetch(self, keys: Sequence[BlockHash], num_blocks: int = 0) -> Sequence[bytes | None]:
+        """What the server has under each of `keys`, in one round trip; nothing where it does not answer.
+
+        Args:
+            keys: of blocks.
+            num_blocks: counted as lost if it does not.
+        """
+        names = [self._block_prefix + key for key in keys]
+        return self._guarded(lambda: self._loader.mget(names), num_blocks) or ()
+
     def get(self, key: BlockHash, out: memoryview) -> bool:
         """Fill `out` with the content of `key`; False, and counted, unless all of it is there and sound."""
-        fetched = self._guarded(lambda: (self._client.get(self._block_prefix + key),))
-        if fetched is None:
-            return False
-        value = fetched[0]
+        fetched = self.fetch([key], 1)
+        return bool(fetched) and self.unpack(key, fetched[0], out)
+
+    def unpack(self, key: BlockHash, value: bytes | None, out: memoryview) -> bool:
+        """`get` of what `fetch` has brought."""
         if value is None:
             return self._lost(TierFailure.VANISHED, key)
         content = memoryview(value)[RECORD_BYTES:]
@@ -172,33 +195,40 @@ class RedisBlocks:
         self._failures.count(reason, f"block {key.hex()[:12]}")
         return False
 
-    def delete(self, keys: Sequence[BlockHash]) -> None:
-        """Remove blocks that may be there."""
-        for batch in _batches(keys):
-            self._guarded(lambda batch=batch: self._delete(batch), 0)
+    def delete(self, keys: Sequence[BlockHash]) -> bool:
+        """Remove blocks that may be there; False if some may be there still."""
+        return all(
+            self._guarded(lambda b=batch: self._delete(b), 0) is True for batch in _batches(keys)
+        )
 
-    def _delete(self, keys: Sequence[BlockHash]) -> None:
+    def _delete(self, keys: Sequence[BlockHash]) -> bool:
         pipeline = self._client.pipeline(transaction=True)
         pipeline.delete(*(self._block_prefix + key for key in keys))
         pipeline.hdel(self._index_key, *keys)
         pipeline.execute()
+        return True
 
-    def describe(self, records: Sequence[BlockRecord]) -> None:
-        """Replace what the index says of blocks."""
+    def describe(self, records: Sequence[BlockRecord]) -> bool:
+        """Replace what the index says of blocks; False if the server did not."""
         fields = {record.identity.key: record.pack() for record in records}
-        if fields:
-            self._guarded(lambda: self._client.hset(self._index_key, mapping=fields), 0)
+        command = self._client.hset
+        return not fields or (
+            self._guarded(lambda: command(self._index_key, mapping=fields), 0) is not None
+        )
 
-    def keep(self, keys: Sequence[BlockHash], lifetime: float | None) -> None:
-        """Let `keys` expire after `lifetime` seconds from now, or the idle time."""
-        for batch in _batches(keys):
-            self._guarded(lambda batch=batch: self._keep(batch, lifetime), 0)
+    def keep(self, keys: Sequence[BlockHash], lifetime: float | None) -> bool:
+        """Let `keys` expire after `lifetime` seconds from now, or the idle time; False if some may not."""
+        return all(
+            self._guarded(lambda b=batch: self._keep(b, lifetime), 0) is True
+            for batch in _batches(keys)
+        )
 
-    def _keep(self, keys: Sequence[BlockHash], lifetime: float | None) -> None:
+    def _keep(self, keys: Sequence[BlockHash], lifetime: float | None) -> bool:
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.pexpire(self._block_prefix + key, self._milliseconds(lifetime))
         pipeline.execute()
+        return True
 
     def _milliseconds(self, lifetime: float | None) -> int:
         return self._idle_ms if lifetime is None else max(1, int(1000 * lifetime))
@@ -253,6 +283,7 @@ class RedisBlocks:
 
     def close(self) -> None:
         self._client.close()
+        self._loader.close()
 
 
 def _batches(keys: Sequence[BlockHash]) -> Iterator[Sequence[BlockHash]]:

@@ -66,7 +66,7 @@ class SlottedTier(KVTier):
         self._directory = TierDirectory(
             SlotAllocator(capacity_bytes // slot_bytes),
             slot_bytes,
-            Retaining(policy, clock, budgets, slot_bytes),
+            Retaining(policy, clock, budgets, slot_bytes, capacity_bytes),
             clock,
             self._removed,
             self._freed,

@@ -1,12 +1,15 @@
 """Moving blocks in the background: jobs, the threads that run them, and the queue that the engine polls.
 
-    engine thread                                transfer threads (started with the first job)
-    submit(job) ──► queued, by urgency ─────────► run: some blocks at a time, loads by several, stores by one
+    engine thread                                transfer threads (started with their first job)
+    submit(job) ──► queued, by lane and urgency ► run: some blocks at a time, loads by several, stores by one
     poll()      ◄── finished ◄───────────────────  the last one ends the job  ──► notify()
 
 A job moves blocks 0 … n − 1 and ends with the number of those that were moved without a gap: a block that
 fails ends it, and what lies behind is not tried any more. Failures are results, never exceptions. A job that
 was cancelled stops at the next block.
+
+What goes over a network has a lane, and so threads, of its own: a server that hangs keeps nobody waiting who
+wants something from RAM or disk.
 
 Only the engine thread submits, polls and cancels; whoever moves the bytes touches no bookkeeping.
 """
@@ -20,7 +23,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from ostinato.clock import Clock
 
@@ -30,6 +33,18 @@ THREAD_NAME = "ostinato-transfer"
 TASK_BYTES = 2 * 2**20
 """A job is cut into tasks of about this many bytes: long enough that the hand-over costs nothing, and so short
 that the threads of a job stay close to each other, which keeps a disk's reads nearly sequential."""
+
+REMOTE_TASK_BYTES = 8 * 2**20
+"""The same over a network, where each task may cost a round trip."""
+
+
+class Lane(Enum):
+    """Which threads move the bytes."""
+
+    LOCAL = "local"
+    """Between the device, RAM and disk."""
+    REMOTE = "remote"
+    """To and from a server."""
 
 
 class Urgency(IntEnum):
@@ -51,15 +66,19 @@ class TransferJob:
         move: moves block `at`; False if that failed. Called from several threads at once, in ascending order
             within a task.
         block_bytes: length of a block.
-        urgency: against other jobs.
+        urgency: against other jobs of the lane.
+        lane: which threads run it.
+        begin: called with the blocks of each task before they are moved, by the thread that will.
 
     Attributes:
+        num_done: blocks of the tasks that have ended; how far it has come while it runs.
         num_moved: leading blocks that were moved; final once the job has finished.
         seconds: from the start of its first block to the end of its last.
         is_cancelled: `cancel` was called.
     """
 
     __slots__ = (
+        "_begin",
         "_first_failure",
         "_has_ended",
         "_lock",
@@ -69,22 +88,33 @@ class TransferJob:
         "_started",
         "block_bytes",
         "is_cancelled",
+        "lane",
         "num_blocks",
+        "num_done",
         "num_moved",
         "seconds",
         "urgency",
     )
 
     def __init__(
-        self, num_blocks: int, move: Callable[[int], bool], block_bytes: int, urgency: Urgency
+        self,
+        num_blocks: int,
+        move: Callable[[int], bool],
+        block_bytes: int,
+        urgency: Urgency,
+        lane: Lane = Lane.LOCAL,
+        begin: Callable[[range], None] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes
         self.urgency = urgency
+        self.lane = lane
+        self.num_done = 0
         self.num_moved = 0
         self.seconds = 0.0
         self.is_cancelled = False
         self._move = move
+        self._begin = begin
         self._lock = threading.Lock()
         self._next = 0
         self._running = 0
@@ -108,22 +138,26 @@ class TransferJob:
             if self._started is None:
                 self._started = now
             start = self._next
-            self._next = min(start + max(1, TASK_BYTES // self.block_bytes), self.num_blocks)
+            task_bytes = TASK_BYTES if self.lane is Lane.LOCAL else REMOTE_TASK_BYTES
+            self._next = min(start + max(1, task_bytes // self.block_bytes), self.num_blocks)
             self._running += 1
             return range(start, self._next)
 
     def run_task(self, task: range) -> None:
         """Move the blocks of `task`, up to the first failure."""
+        if self._begin is not None and not self.is_cancelled:
+            self._begin(task)
         for at in task:
             if self.is_cancelled or at >= self._first_failure or not self._try(at):
                 with self._lock:
                     self._first_failure = min(self._first_failure, at)
                 return
 
-    def end_task(self) -> None:
-        """A task from `take_task` has been run."""
+    def end_task(self, task: range) -> None:
+        """`task`, from `take_task`, has been run."""
         with self._lock:
             self._running -= 1
+            self.num_done += len(range(task.start, min(task.stop, self._first_failure)))
 
     def has_ended(self, now: float) -> bool:
         """True, once, when nothing runs and nothing more is to be tried: `num_moved` is final."""
@@ -167,6 +201,10 @@ class Transfers(ABC):
     def poll(self) -> Sequence[TransferJob]:
         """Jobs that have finished since the last call."""
 
+    def cancel(self, job: TransferJob) -> None:
+        """`job.cancel()`; if nothing of it is being moved, it has finished now."""
+        job.cancel()
+
     @abstractmethod
     def wait(self, timeout: float) -> None:
         """Sleep until `poll` has something to give or nothing is under way, at most `timeout` seconds."""
@@ -180,11 +218,11 @@ class Transfers(ABC):
 class ThreadedTransfers(Transfers):
     """A few daemon threads.
 
-    One of them takes the stores, and nothing else, at the lowest priority that the system has: nobody waits for
-    a store, and one that took a core from the kernels would double the time to a first token.
+    Of each lane one takes the stores, and nothing else, at the lowest priority that the system has: nobody
+    waits for a store, and one that took a core from the kernels would double the time to a first token.
 
     Args:
-        num_threads: at least two.
+        num_threads: of the local lane, at least two; the remote one has two.
         clock: measures the jobs.
     """
 
@@ -193,10 +231,14 @@ class ThreadedTransfers(Transfers):
         self._num_threads = max(num_threads, 2)
         self._clock = clock
         self._changed = threading.Condition()
-        self._queues: dict[Urgency, deque[TransferJob]] = {urgency: deque() for urgency in Urgency}
+        self._queues: dict[tuple[Lane, Urgency], deque[TransferJob]] = {
+            (lane, urgency): deque() for lane in Lane for urgency in Urgency
+        }
         self._finished: deque[TransferJob] = deque()
         self._unfinished: set[TransferJob] = set()
         self._threads: list[threading.Thread] = []
+        self._has_loaders: set[Lane] = set()
+        self._has_storer: set[Lane] = set()
         self._is_closed = False
 
     def submit(self, job: TransferJob) -> None:
@@ -204,12 +246,20 @@ class ThreadedTransfers(Transfers):
             self._unfinished.add(job)
             if self._is_closed:
                 job.cancel()
-            self._queues[job.urgency].append(job)
+            queue = self._queues[job.lane, job.urgency]
+            queue.append(job)
             if self._is_closed or not job.num_blocks:
-                self._drop_exhausted(self._queues[job.urgency])
-            elif not self._threads:
-                self._start()
+                self._drop_exhausted(queue)
+            elif job.urgency is Urgency.STORE:
+                self._start_storer(job.lane)
+            else:
+                self._start_loaders(job.lane)
             self._changed.notify_all()
+
+    def cancel(self, job: TransferJob) -> None:
+        with self._changed:
+            job.cancel()
+            self._drop_exhausted(self._queues[job.lane, job.urgency])
 
     def poll(self) -> Sequence[TransferJob]:
         if not self._finished:  # the hot path: no lock
@@ -235,35 +285,41 @@ class ThreadedTransfers(Transfers):
             thread.join()
         self._threads.clear()
 
-    def _start(self) -> None:
-        loaders = self._num_threads - 1
-        targets: list[Callable[[], None]] = [self._run_loads] * loaders
-        for number, target in enumerate([*targets, self._run_stores]):
-            thread = threading.Thread(target=target, name=f"{THREAD_NAME}-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _start_loaders(self, lane: Lane) -> None:
+        if lane not in self._has_loaders:
+            self._has_loaders.add(lane)
+            for _ in range(self._num_threads - 1 if lane is Lane.LOCAL else 1):
+                self._start(lambda: self._run(lane, (Urgency.LOAD, Urgency.PREFETCH)))
 
-    def _run_loads(self) -> None:
-        self._run((Urgency.LOAD, Urgency.PREFETCH))
+    def _start_storer(self, lane: Lane) -> None:
+        if lane not in self._has_storer:
+            self._has_storer.add(lane)
+            self._start(lambda: self._run_stores(lane))
 
-    def _run_stores(self) -> None:
+    def _start(self, target: Callable[[], None]) -> None:
+        name = f"{THREAD_NAME}-{len(self._threads)}"
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run_stores(self, lane: Lane) -> None:
         _yield_to_others()
-        self._run((Urgency.STORE,))
+        self._run(lane, (Urgency.STORE,))
 
-    def _run(self, urgencies: tuple[Urgency, ...]) -> None:
-        while (taken := self._take(urgencies)) is not None:
+    def _run(self, lane: Lane, urgencies: tuple[Urgency, ...]) -> None:
+        queues = [self._queues[lane, urgency] for urgency in urgencies]
+        while (taken := self._take(queues)) is not None:
             job, task = taken
             job.run_task(task)
-            job.end_task()
+            job.end_task(task)
             with self._changed:
                 self._hand_over_if_ended(job)
 
-    def _take(self, urgencies: tuple[Urgency, ...]) -> tuple[TransferJob, range] | None:
+    def _take(self, queues: Sequence[deque[TransferJob]]) -> tuple[TransferJob, range] | None:
         """The most urgent task; sleeps while there is none. None when closed."""
         with self._changed:
             while True:
-                for urgency in urgencies:
-                    queue = self._queues[urgency]
+                for queue in queues:
                     while queue:
                         task = queue[0].take_task(self._clock.monotonic())
                         if task is not None:

@@ -13,8 +13,15 @@ from ostinato.engine.grammar.matcher import (
     TriggeredMatcher,
     WholeMatcher,
 )
+from ostinato.engine.grammar.reasoning_matcher import ReasoningMatcher
 from ostinato.engine.grammar.schema_errors import find_schema_error
-from ostinato.engine.grammar.spec import Grammar, GrammarKind, GrammarSpec, TriggeredGrammar
+from ostinato.engine.grammar.spec import (
+    Grammar,
+    GrammarKind,
+    GrammarSpec,
+    ReasonedGrammar,
+    TriggeredGrammar,
+)
 from ostinato.engine.grammar.vocabulary import GrammarVocabulary
 from ostinato.errors import InvalidRequestError
 
@@ -29,7 +36,7 @@ MAX_CACHED = 128
 class _Compiled:
     """What the matchers of a specification are copied from; one prototype for each of its grammars."""
 
-    spec: GrammarSpec
+    spec: Grammar | TriggeredGrammar
     prototypes: tuple[LLMatcher, ...]
 
 
@@ -42,7 +49,7 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
-        self._compiled: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[Grammar | TriggeredGrammar, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> None:
@@ -51,7 +58,7 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: it is no valid grammar; `param` is the field it came in.
         """
-        self._get(spec)
+        self._get(spec.grammar if isinstance(spec, ReasonedGrammar) else spec)
 
     def matcher(self, spec: GrammarSpec) -> TokenMatcher:
         """A new matcher at the grammar's start.
@@ -59,8 +66,17 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: see `compile`.
         """
-        compiled = self._get(spec)
-        tokenizer = self._vocabulary.tokenizer
+        if not isinstance(spec, ReasonedGrammar):
+            return self._new_matcher(self._get(spec))
+        compiled = self._get(spec.grammar)
+        return ReasoningMatcher(
+            self._vocabulary.reasoning_tokens(spec.reasoning.syntax),
+            lambda: self._new_matcher(compiled),
+            is_open=spec.reasoning.is_open,
+        )
+
+    def _new_matcher(self, compiled: _Compiled) -> TokenMatcher:
+        spec, tokenizer = compiled.spec, self._vocabulary.tokenizer
         with self._lock:  # a prototype is copied by one thread at a time
             copies = [prototype.deep_copy() for prototype in compiled.prototypes]
         if isinstance(spec, Grammar):
@@ -71,7 +87,7 @@ class GrammarCompiler:
         ]
         return TriggeredMatcher(triggers, tokenizer, spec.max_matches)
 
-    def _get(self, spec: GrammarSpec) -> _Compiled:
+    def _get(self, spec: Grammar | TriggeredGrammar) -> _Compiled:
         with self._lock:
             if spec in self._compiled:
                 self._compiled.move_to_end(spec)
@@ -87,6 +103,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         try:
+            grammar.text.encode()  # llguidance calls it no JSON, whatever it is
             source = _source(grammar)
         except UnicodeEncodeError:  # JSON can smuggle in lone surrogates
             raise InvalidRequestError(
@@ -99,7 +116,7 @@ class GrammarCompiler:
         return matcher
 
 
-def _grammars(spec: GrammarSpec) -> tuple[Grammar, ...]:
+def _grammars(spec: Grammar | TriggeredGrammar) -> tuple[Grammar, ...]:
     if isinstance(spec, TriggeredGrammar):
         return tuple(trigger.grammar for trigger in spec.triggers)
     return (spec,)

@@ -74,7 +74,8 @@ class _Place:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed: {self._matcher.get_error()}")
+            reason = self._matcher.get_error().partition("<state>")[0]
+            raise GrammarError(f"the grammar cannot be followed: {' '.join(reason.split())}")
 
 
 class WholeMatcher:

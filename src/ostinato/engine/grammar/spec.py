@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from ostinato.errors import InvalidRequestError
+from ostinato.models.reasoning.syntax import Reasoning
 
 
 class GrammarKind(StrEnum):
@@ -76,7 +77,20 @@ class TriggeredGrammar:
     max_matches: int | None = None
 
 
-GrammarSpec: TypeAlias = Grammar | TriggeredGrammar
+@dataclass(frozen=True, slots=True)
+class ReasonedGrammar:
+    """An answer that may begin with a thought, which nothing binds.
+
+    Attributes:
+        reasoning: how it thinks.
+        grammar: of what follows the thought, or of the whole answer if there is none.
+    """
+
+    reasoning: Reasoning
+    grammar: Grammar | TriggeredGrammar
+
+
+GrammarSpec: TypeAlias = Grammar | TriggeredGrammar | ReasonedGrammar
 
 ONE_LINE: Mapping[str, Any] = {
     "whitespace_flexible": False,

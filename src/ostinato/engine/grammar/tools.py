@@ -7,6 +7,7 @@ next turn's prompt begins with the very tokens that were generated, and its pref
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from ostinato.engine.grammar.spec import (
     schema_text,
 )
 from ostinato.models.tools.syntax import ToolCallSyntax
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,28 @@ def optional_calls(
         ]
     matches = 1 if syntax.lists_calls and max_calls is not None else max_calls
     return TriggeredGrammar(tuple(triggers), matches)
+
+
+def no_calls(syntax: ToolCallSyntax, functions: Sequence[FunctionSchema]) -> Grammar:
+    """Free answers that open no call: neither with the mark nor, where the style has those, with the first
+    members of a call at the answer's start."""
+    opened = rf"(.|\n)*{_pattern(syntax.opening)}(.|\n)*"
+    calls = [f"/{opened}/"]
+    names = [function.name for function in functions if _PLAIN_NAME.fullmatch(function.name)]
+    if syntax.allows_bare and names:
+        members = [
+            rf'"name"\s*:\s*"({"|".join(map(_pattern, names))})"',
+            rf'"{syntax.arguments_key}"\s*:',
+        ]
+        head = r"\s*,\s*".join(members)
+        calls.append(rf"/\s*(```(json)?\s*)?\{{\s*{head}(.|\n)*/")
+    rules = ["start: TEXT", rf"TEXT: /(.|\n)*/ & ~({' | '.join(calls)})"]
+    # Without the intersection the engine does not see that nothing can come of a forbidden text.
+    return Grammar(GrammarKind.LARK, "\n".join(rules), "tools")
+
+
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")
 
 
 def _bare(syntax: ToolCallSyntax, function: FunctionSchema, part: SchemaPart) -> Trigger:

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.engine.grammar.reasoning_matcher import ReasoningTokens
+from ostinato.models.reasoning.syntax import ReasoningSyntax
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
@@ -58,6 +61,18 @@ class GrammarVocabulary:
             if self._built is None:
                 self._built = self._build()
             return self._built
+
+    def reasoning_tokens(self, syntax: ReasoningSyntax) -> ReasoningTokens:
+        """The marks around thoughts, and the line breaks behind them, in this vocabulary."""
+        encode = self.source.encode
+        breaks = (encode(text) for text in ("\n", "\n\n"))
+        return ReasoningTokens(
+            opening=syntax.opening.encode(),
+            closing=syntax.closing.encode(),
+            opening_ids=tuple(encode(syntax.opening)),
+            break_ids=tuple(ids[0] for ids in breaks if len(ids) == 1),
+            token_bytes=self.source.token_bytes,
+        )
 
     def _build(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper

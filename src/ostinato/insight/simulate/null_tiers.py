@@ -80,7 +80,7 @@ class InstantTransfers(Transfers):
     def submit(self, job: TransferJob) -> None:
         while (task := job.take_task(0.0)) is not None:
             job.run_task(task)
-            job.end_task()
+            job.end_task(task)
         job.has_ended(0.0)
         self._finished.append(job)
 

@@ -62,9 +62,9 @@ def _parse(lines: Iterator[str], path: Path, block_tokens: int) -> Iterator[Trac
             request = TraceRequest(
                 seconds=float(fields["timestamp"]) / 1000,
                 input_length=int(fields["input_length"]),
-                blocks=np.array(fields["hash_ids"], dtype=np.int32),
+                blocks=_block_ids(fields["hash_ids"]),
             )
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: not a request of a block-hash trace ({error!r}). A line is one JSON"
                 " object with timestamp, input_length, output_length and hash_ids"
@@ -77,6 +77,12 @@ def _parse(lines: Iterator[str], path: Path, block_tokens: int) -> Iterator[Trac
                 f" blocks of {block_tokens}; give the trace's block size with --block-tokens"
             )
         yield request
+
+
+def _block_ids(ids: object) -> TokenArray:
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise TypeError("hash_ids is not a list of whole numbers")
+    return np.array(ids, dtype=np.int32)
 
 
 def total_tokens(requests: Sequence[TraceRequest]) -> int:

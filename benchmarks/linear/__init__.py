@@ -1,0 +1,1 @@
+"""Products with quantised weights: the native kernels beside ONNX Runtime's MatMulNBits."""
