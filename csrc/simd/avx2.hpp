@@ -54,6 +54,15 @@ inline vf vzip_high(vf a, vf b) {
   return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
 
+inline vf add_pairs(vf a, vf b) { return vadd(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e)); }
+inline vf vfold(const vf* x) {
+  const vf a = add_pairs(x[0], x[1]), b = add_pairs(x[2], x[3]);
+  return vadd(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+inline vf vfold_join(vf a, vf b) {
+  return vadd(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+}
+
 inline vf vload_f16(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }

@@ -33,17 +33,20 @@ inline vf vscale_pow2(vf x, vf n) { return _mm512_scalef_ps(x, n); }
 inline float vsum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float vmaximum(vf a) { return _mm512_reduce_max_ps(a); }
 
-// a0 b0 a1 b1 ... of the lower, then of the upper halves.
-inline vf vzip_low(vf a, vf b) {
-  const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  return _mm512_permutex2var_ps(a, index, b);
+inline vf add_pairs(vf a, vf b) {
+  return vadd(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps(a, b, 0x4e));
 }
-inline vf vzip_high(vf a, vf b) {
-  const __m512i index = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  return _mm512_permutex2var_ps(a, index, b);
+inline vf add_fours(const vf* x) {
+  const vf a = add_pairs(x[0], x[1]), b = add_pairs(x[2], x[3]);
+  return vadd(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
+inline vf vfold(const vf* x) {
+  const vf a = add_fours(x), b = add_fours(x + 4);
+  return vadd(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+}
+inline vf vfold_join(vf a, vf b) { return vadd(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); }
 
-// The same within each half of a vector, and a vector made of two halves.
+// a0 b0 a1 b1 ... of the lower, then of the upper quarters of each half, and a vector made of two halves.
 inline vf vzip_low_halves(vf a, vf b) {
   const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
   return _mm512_permutex2var_ps(a, index, b);

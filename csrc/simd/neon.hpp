@@ -48,6 +48,9 @@ inline float vmaximum(vf a) { return vmaxvq_f32(a); }
 inline vf vzip_low(vf a, vf b) { return vzip1q_f32(a, b); }
 inline vf vzip_high(vf a, vf b) { return vzip2q_f32(a, b); }
 
+inline vf vfold(const vf* x) { return vpaddq_f32(x[0], x[1]); }
+inline vf vfold_join(vf a, vf b) { return vpaddq_f32(a, b); }
+
 inline vf vload_f16(const std::uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void vstore_f16(std::uint16_t* p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 inline uint8x8_t load_4_bytes(const void* p) {

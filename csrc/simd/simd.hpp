@@ -7,6 +7,7 @@
 //   vf, vi            kWidth floats / as many 32-bit integers
 //   vload_first(p,n)  lanes >= n are zero;  vkeep_first(x,n,o) lanes >= n come from o
 //   vscale_pow2(x,n)  x * 2^n for integral n that keep the result normal (or, on AVX-512, any n)
+//   vfold(x)          kWidth / 2 vectors to one; vfold_join(vfold(x), vfold(x + kWidth / 2)) has sum(x[j]) in lane j
 //   vload_nibbles     byte i's low half to lane i of one vector, its high half to lane i of the other
 //   vload_e4m3        8-bit floats (4 exponent, 3 mantissa bits) times 2^-8
 //   vi_dot_u8         acc + dot of 4 (unsigned x signed) bytes a lane;   only with OSTINATO_HAS_DOT

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ostinato.cache.layout import KVCacheSpec, KVDtype
@@ -82,6 +82,7 @@ def test_more_than_is_free_may_be_asked_for_but_not_more_than_there_is() -> None
 
 
 @given(memory=st.integers(0, 10**7), max_open=st.integers(0, 200))
+@example(memory=pool_bytes(INT8, 7, 6), max_open=6)
 def test_a_pool_with_open_blocks_fills_the_memory_and_no_more(memory: int, max_open: int) -> None:
     blocks = blocks_in(memory, INT8, max_open)
     assert pool_bytes(INT8, blocks, max_open) <= memory < pool_bytes(INT8, blocks + 1, max_open)

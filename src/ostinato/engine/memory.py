@@ -46,7 +46,7 @@ def blocks_in(memory: int, spec: KVCacheSpec, max_open: int) -> int:
     if max_open == 0:
         return memory // spec.bytes_per_block
     all_open = memory // (spec.bytes_per_block + spec.bytes_per_open_block)
-    if all_open <= max_open:
+    if all_open < max_open:
         return all_open
     return (memory - max_open * spec.bytes_per_open_block) // spec.bytes_per_block
 

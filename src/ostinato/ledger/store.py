@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -186,10 +187,23 @@ def _engine(url: str) -> Engine:
 def _set_up_sqlite(connection: Any, _: object) -> None:
     connection.isolation_level = None  # we say when a transaction begins
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    _keep_a_log_of_writes(cursor)
     # With WAL a killed process loses nothing that was committed; a power cut may, but breaks nothing.
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.close()
+
+
+def _keep_a_log_of_writes(cursor: sqlite3.Cursor) -> None:
+    """SQLite waits for a lock in every statement but this one: two servers could not make one file at once."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def _begin_sqlite(connection: Connection) -> None:
