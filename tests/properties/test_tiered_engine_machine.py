@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from ostinato.cache.eviction import POLICIES
+from ostinato.cache.eviction import DEFAULT_POLICY, POLICIES
 from ostinato.cache.tiers.base import KVTier, TierFailure
 from ostinato.cache.tiers.carrier import RawCarrier
 from ostinato.cache.tiers.disk_files import BLOCKS_NAME
@@ -249,7 +249,15 @@ def directed(prefix_index: str, sizes: tuple[int, int, int], **fate: Any) -> Tie
     """One prompt is served, comes again with that fate, and once more when all is well."""
     machine = TieredEngineMachine()
     machine.build(
-        24, 4, prefix_index, 32, 2, WritePolicy.WRITE_THROUGH, PrefetchStop.BEST_EFFORT, sizes
+        24,
+        4,
+        prefix_index,
+        32,
+        2,
+        WritePolicy.WRITE_THROUGH,
+        PrefetchStop.BEST_EFFORT,
+        DEFAULT_POLICY,
+        sizes,
     )
     name = machine.add([1, 2, 2] * 5, 2, 1, True, "a")
     machine.come_again_for(name, **fate)
