@@ -19,9 +19,9 @@ def redis_program() -> str:
     pytest.importorskip("redis", reason="the package `redis` is missing: pip install -e '.[dev]'")
     program = find_program()
     if program is None:
-        pytest.skip(
+        pytest.skip(  # ok: a machine may lack it; CI installs it
             "no redis-server or valkey-server on the path: apt-get install redis-server"
-        )  # ok: a machine may lack it; CI installs it
+        )
     return program
 
 

@@ -18,9 +18,9 @@ def postgres_url() -> Iterator[str]:
     pytest.importorskip("psycopg", reason="psycopg is missing: pip install 'ostinato[postgres]'")
     programs = find_programs()
     if programs is None:
-        pytest.skip(
+        pytest.skip(  # ok: a machine may lack it; SQLite passes the same tests
             "no PostgreSQL on this machine: apt-get install postgresql"
-        )  # ok: a machine may lack it
+        )
     with running_server(programs) as url:
         yield url
 

