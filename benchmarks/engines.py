@@ -91,7 +91,7 @@ def run_together(
         )
     while core.has_work:
         if core.is_stalled:
-            core.wait_for_transfers(STALL_SECONDS)
+            core.tiers.wait(STALL_SECONDS)
         for delta in core.step():
             timing = timings[delta.request_id]
             now = CLOCK.monotonic() - start

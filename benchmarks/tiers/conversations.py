@@ -120,7 +120,7 @@ def take_turn(bench: Bench, core: EngineCore, traffic: Traffic, turn: int) -> No
             prompt = traffic.histories[int(name[1:])]
             core.add_request(EngineRequest(request_id=name, prompt_token_ids=prompt, params=params))
         if core.is_stalled:
-            core.wait_for_transfers(STALL_SECONDS)
+            core.tiers.wait(STALL_SECONDS)
         for delta in core.step():
             name = delta.request_id
             if name not in answers:

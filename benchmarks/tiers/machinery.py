@@ -41,7 +41,7 @@ def settle(core: EngineCore) -> None:
     """Let all transfers end."""
     core.step()
     while tiers_of(core).num_in_flight:
-        core.wait_for_transfers(1.0)
+        core.tiers.wait(1.0)
         core.step()
 
 

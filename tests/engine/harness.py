@@ -235,8 +235,9 @@ class Engine:
             if not self.core.has_work:
                 return answers
             if self.core.is_stalled:
-                self.core.wait_for_transfers(0.0)
+                self.core.tiers.wait(0.0)
             collect(self.step(), answers)
+            self.core.tiers.tend()
         raise AssertionError(f"not finished after {max_steps} steps: {self.core.stats()}")
 
     def assert_idle(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from ostinato.config import OstinatoConfig
+from ostinato.engine import async_engine
 from ostinato.engine.async_engine import THREAD_NAME, AsyncEngine
 from ostinato.engine.outputs import FinishReason, OutputDelta
+from ostinato.engine.tier_care import TierCare
 from ostinato.errors import (
     EngineOverloadedError,
     EngineStoppedError,
@@ -215,6 +218,56 @@ def test_stopping_ends_running_requests_with_abort() -> None:
                 await answer(engine, "b", [1])
             engine.stop()  # a second time does nothing
         harness.assert_idle()
+
+    play(scene())
+
+
+class Care(TierCare):
+    """Of no tiers; counts what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.told: Counter[str] = Counter()
+        self.rested = threading.Event()
+
+    def computing(self) -> None:
+        self.told["computing"] += 1
+
+    def tend(self) -> None:
+        self.told["tend"] += 1
+
+    def rest(self) -> None:
+        self.rested.set()
+
+
+def test_tiers_are_seen_to_between_steps_and_once_there_is_nothing_to_do() -> None:
+    async def scene() -> None:
+        harness, care = Engine(), Care()
+        harness.core.tiers = care
+        async with serving(harness) as engine:
+            await answer(engine, "a", tokens(9), max_tokens=8, ignore_eos=True)
+            assert care.told == {"computing": 8, "tend": 7}
+            assert await asyncio.to_thread(care.rested.wait, TIMEOUT)
+
+    play(scene())
+
+
+def test_who_asks_again_at_once_does_not_wait_for_the_tiers_which_are_seen_to_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_engine, "REST_SECONDS", TIMEOUT)
+
+    async def scene() -> None:
+        harness, care = Engine(), Care()
+        harness.core.tiers = care
+        async with serving(harness) as engine:
+            for number in range(async_engine.MOST_STEPS_UNTENDED - 1):
+                await answer(engine, f"{number}", tokens(9), max_tokens=1)
+            assert care.told["tend"] == 0
+            await answer(engine, "one more", tokens(9), max_tokens=1)
+            await answer(engine, "and another", tokens(9), max_tokens=1)
+            assert care.told["tend"] == 1
+            assert not care.rested.is_set()
 
     play(scene())
 

@@ -37,7 +37,7 @@ def serve(core: EngineCore, name: str, prompt: list[int] = PROMPT) -> Collected:
     answers: dict[tuple[str, int], Collected] = {}
     while core.has_work:
         if core.is_stalled:
-            core.wait_for_transfers(5.0)
+            core.tiers.wait(5.0)
         collect(core.step(), answers)
         core.check_integrity()
     return answers[name, 0]
@@ -48,7 +48,7 @@ def settle(core: EngineCore) -> None:
     assert tiers is not None
     core.step()
     while tiers.num_in_flight:
-        core.wait_for_transfers(5.0)
+        core.tiers.wait(5.0)
         core.step()
 
 

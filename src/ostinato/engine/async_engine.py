@@ -37,6 +37,12 @@ _log = logging.getLogger(__name__)
 THREAD_NAME = "ostinato-engine"
 STALL_SECONDS = 0.05
 """While requests only wait for K/V from lower tiers, a step is tried after this long at the latest."""
+REST_SECONDS = 0.02
+"""The engine rests once there was nothing to do for so long: who asks one thing after the other asks sooner."""
+
+MOST_STEPS_UNTENDED = 32
+"""After so many steps the tiers are seen to, although the engine never rests."""
+
 IDLE_CHECK_SECONDS = 1.0
 """The cache's invariants are checked after this long without work, once until there is work again."""
 IDLE_EXPIRE_SECONDS = 5.0
@@ -100,6 +106,7 @@ class AsyncEngine:
         self._core = core
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._waiters: dict[str, _Waiter] = {}
+        self._steps_untended = 0
         self._stats = core.stats()
         self._thread: threading.Thread | None = None
         self._gate = threading.Lock()
@@ -115,7 +122,7 @@ class AsyncEngine:
             raise RuntimeError("an engine can be started only once")
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._closed = None
-        self._core.on_transfer_end(lambda: self._commands.put(_Wake()))
+        self._core.tiers.on_transfer_end(lambda: self._commands.put(_Wake()))
         self._thread.start()
 
     def stop(self) -> None:
@@ -207,7 +214,14 @@ class AsyncEngine:
         for request_id in ended.union(failure.request_id for failure in failures):
             if not self._core.is_unfinished(request_id):
                 self._leave(request_id)
-        self._core.tend_tiers()
+        self._tend()
+
+    def _tend(self) -> None:
+        """See to the tiers, unless the next request may be on its way, which would have to wait for it."""
+        self._steps_untended += 1
+        if self._core.has_work or self._steps_untended >= MOST_STEPS_UNTENDED:
+            self._steps_untended = 0
+            self._core.tiers.tend()
 
     def _meter(
         self, deltas: Iterable[OutputDelta], failures: Iterable[RequestFailure] = ()
@@ -248,7 +262,11 @@ class AsyncEngine:
         return self._commands.get_nowait()
 
     def _wait(self) -> _Command:
-        """Sleep until somebody wants something; check the cache if that takes a while, and erase in time."""
+        """Sleep until somebody wants something; see to the tiers and check the cache if that takes a while, and
+        erase in time."""
+        with contextlib.suppress(queue.Empty):
+            return self._commands.get(timeout=REST_SECONDS)
+        self._core.tiers.rest()
         try:
             return self._commands.get(timeout=IDLE_CHECK_SECONDS)
         except queue.Empty:

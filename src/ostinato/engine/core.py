@@ -34,6 +34,7 @@ from ostinato.engine.request import EngineRequest, Request
 from ostinato.engine.sampler import SampledToken, sample
 from ostinato.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
 from ostinato.engine.stats import EngineStats
+from ostinato.engine.tier_care import TierCare
 from ostinato.errors import (
     EngineOverloadedError,
     GrammarError,
@@ -121,6 +122,7 @@ class EngineCore:
         self._clock = clock
         self._integrity = integrity
         self._sampling = sampling
+        self.tiers = TierCare(manager.tiers)
         self._groups: dict[str, AnswerGroup] = {}
         self._failures: list[RequestFailure] = []
         self._finished: Counter[FinishReason] = Counter()
@@ -213,36 +215,21 @@ class EngineCore:
         self._is_stalled = not plan.scheduled and not plan.preempted
         if not plan.scheduled:
             return []
+        self.tiers.computing()
         tokens = self._compute(plan)
         self._scheduler.advance(plan)
         self._fork(plan)
         prewarmed = [self._end_prewarm(p.request) for p in plan.scheduled if p.is_prewarmed]
         return prewarmed + [self._take(row, token) for row, token in tokens]
 
-    def on_transfer_end(self, notify: Callable[[], None]) -> None:
-        """Have `notify` called, from another thread, whenever a step could settle a transfer."""
-        if self._manager.tiers is not None:
-            self._manager.tiers.on_transfer_end(notify)
-
-    def tend_tiers(self) -> None:
-        """Start what can wait until a step's tokens are on their way."""
-        if self._manager.tiers is not None:
-            self._manager.tiers.tend()
-
     def expire(self) -> None:
         """Erase what has passed a hard deadline, as each step does. For a caller with nothing else to do."""
         self._scheduler.expire()
 
-    def wait_for_transfers(self, timeout: float) -> None:
-        """Sleep until a transfer ends, at most `timeout` seconds. For a caller with nothing else to do."""
-        if self._manager.tiers is not None:
-            self._manager.tiers.wait(timeout)
-
     def close(self) -> None:
         """Break everything off, write what has no copy in a lasting tier, give everything back. Idempotent."""
         self.abort_all()
-        if self._manager.tiers is not None:
-            self._manager.tiers.close()
+        self.tiers.close()
 
     def take_failures(self) -> list[RequestFailure]:
         """Requests that failed since the last call."""
@@ -279,7 +266,7 @@ class EngineCore:
             used_slots=sum(request.num_computed_tokens for request in running),
             integrity_errors_total=self._integrity.errors_total,
             loading=self._scheduler.num_loading,
-            tiers=None if self._manager.tiers is None else self._manager.tiers.stats(),
+            tiers=self.tiers.stats(),
         )
 
     def _compute(self, plan: StepPlan) -> list[tuple[_Row, SampledToken]]:

@@ -329,15 +329,17 @@ class LLM:
             while pending and core.can_queue:
                 core.add_request(pending.popleft().request)
             if core.is_stalled:
-                core.wait_for_transfers(STALL_SECONDS)
+                core.tiers.wait(STALL_SECONDS)
             for delta in core.step():
                 job = jobs[delta.request_id]
                 job.add(delta)
                 progress.advance(bar, job.unfinished == 0)
             for failure in core.take_failures():
                 raise failure.error
+            core.tiers.tend()
             if interrupted.is_set():
                 raise KeyboardInterrupt
+        core.tiers.rest()
 
 
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -146,7 +146,7 @@ class LoadQueue:
         """Settle transfers that have ended; True if any has since the last call, whoever settled it."""
         if self._loader is None:
             return False
-        self._loader.tiers.poll()
+        self._loader.tiers.settle()
         before, self._num_settled = self._num_settled, self._loader.tiers.num_settled
         return self._num_settled > before
 

@@ -287,11 +287,23 @@ class TierHierarchy:
         return self._in_flight.num_settled
 
     def poll(self) -> None:
-        """Stop loads that are too slow, settle what has ended and start what waits for room."""
+        """`settle` and `tend`."""
+        self.settle()
+        self.tend()
+
+    def settle(self) -> None:
+        """Stop loads that are too slow, settle what has ended and write down what waits for room."""
         self._loads.stop_slow()
         if self._in_flight.poll():
             self._stores.write_down()
-        self.tend()
+
+    def hold_stores(self) -> None:
+        """The engine computes: let stores go slowly, until `release_stores` or `wait`."""
+        self._in_flight.hold_stores()
+
+    def release_stores(self) -> None:
+        """It does not: let them go as fast as they can."""
+        self._in_flight.release_stores()
 
     def on_transfer_end(self, notify: Callable[[], None]) -> None:
         """Have `notify` called, from another thread, whenever there is something for `poll` to settle."""

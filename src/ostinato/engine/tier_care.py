@@ -1,0 +1,59 @@
+"""TierCare: what the thread that drives an engine does for the tiers below the K/V pool, and when.
+
+When a step computes, `computing`: stores go slowly and leave memory and the interpreter to the step.
+When its tokens are on their way, `tend`: stores of what was used again are started.
+When there is nothing to do, `rest`: the same, and stores go as fast as they can.
+When every request waits, `wait`: until a transfer ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ostinato.cache.tiers.hierarchy import HierarchyStats, TierHierarchy
+
+
+class TierCare:
+    """See the module's docstring.
+
+    Args:
+        tiers: None if nothing lies below the pool; then all of this does nothing.
+    """
+
+    def __init__(self, tiers: TierHierarchy | None) -> None:
+        self._tiers = tiers
+
+    def on_transfer_end(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called, from another thread, whenever a step could settle a transfer."""
+        if self._tiers is not None:
+            self._tiers.on_transfer_end(notify)
+
+    def computing(self) -> None:
+        """A step begins."""
+        if self._tiers is not None:
+            self._tiers.hold_stores()
+
+    def tend(self) -> None:
+        """Start what can wait until a step's tokens are on their way."""
+        if self._tiers is not None:
+            self._tiers.tend()
+
+    def rest(self) -> None:
+        """There is nothing else to do."""
+        if self._tiers is not None:
+            self._tiers.tend()
+            self._tiers.release_stores()
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until a transfer ends, at most `timeout` seconds. For a caller with nothing else to do."""
+        if self._tiers is not None:
+            self._tiers.wait(timeout)
+
+    def stats(self) -> HierarchyStats | None:
+        """A snapshot."""
+        return None if self._tiers is None else self._tiers.stats()
+
+    def close(self) -> None:
+        """Write what has no copy in a lasting tier. Idempotent."""
+        if self._tiers is not None:
+            self._tiers.close()
