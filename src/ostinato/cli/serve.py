@@ -181,6 +181,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     from ostinato.cache.namespace import load_or_create_secret
     from ostinato.cli import server
     from ostinato.cli.cached_contents import cached_contents_of
+    from ostinato.cli.collector import collecting_once_ready
     from ostinato.cli.ledger_access import ledger_of
     from ostinato.cli.loading import load_engine, started
     from ostinato.cli.prompt_entries import prompt_cache_of
@@ -198,6 +199,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
     url = server.url_of(sock)
     # The ledger closes last: the engine counts until it has stopped.
     with (
+        collecting_once_ready() as ready,
         sock,
         ledger_of(config, clock) as ledger,
         closing(_responses(config, clock)) as responses,
@@ -218,6 +220,7 @@ def run(config: OstinatoConfig, log_level: LogLevel) -> None:
         )
 
         def on_ready() -> None:
+            ready()
             typer.echo(f"Ostinato is ready on {url}")
             if ledger is not None:
                 ledger.start()

@@ -213,7 +213,9 @@ class TierDirectory:
     def adopt(
         self, block: TierBlock, slot: int | None, last_used: float, hits: int = 0
     ) -> TierEntry | None:
-        """Enter a block that is stored already, as ready, with slots settled by the caller.
+        """Enter a block that is stored already, as ready and pinned, with slots settled by the caller.
+
+        Whoever adopts many unpins them at the end, so that no block is ranked before those behind it are there.
 
         Args:
             block: what it is.
@@ -235,6 +237,7 @@ class TierDirectory:
             slot = self.slots.take(1)[0]
         entry = TierEntry(block.identity, block.retention, parent, slot, last_used)
         entry.state = EntryState.READY
+        entry.users = 1
         entry.hits = hits
         self._uses = max(self._uses, last_used)
         self._enter(entry)

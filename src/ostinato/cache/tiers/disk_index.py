@@ -161,6 +161,8 @@ def drop_slots(files: BlockFiles, index: DiskIndex, slots: set[int]) -> None:
 
 def oldest_beyond(index: DiskIndex, num_slots: int, now: float) -> set[int]:
     """Live slots to give up so that `num_slots` stay: least recently used first, tails first, retained last."""
+    if len(index.live) <= num_slots:
+        return set()
     rank: dict[BlockHash, tuple[bool, float]] = {}
     for record in index.live.values():
         promised = record.retention is not None and record.retention.holds(now)
@@ -174,7 +176,7 @@ def oldest_beyond(index: DiskIndex, num_slots: int, now: float) -> set[int]:
         index.live,
         key=lambda slot: (rank[index.live[slot].identity.key], -index.live[slot].identity.depth),
     )
-    return set(by_rank[: max(0, len(by_rank) - num_slots)])
+    return set(by_rank[: len(by_rank) - num_slots])
 
 
 def compact(files: BlockFiles, index: DiskIndex) -> None:

@@ -153,7 +153,9 @@ class RemoteTier(SlottedTier):
             for record in sorted(records.values(), key=lambda r: (r.identity.depth, r.order)):
                 if not self._is_condemned(record.identity.key):
                     entry = self._directory.adopt(record.block, None, record.order, record.hits)
-                    taken_up += [] if entry is None else [entry]
+                    if entry is not None:
+                        self._directory.unpin([entry], ())  # what follows may need its room
+                        taken_up.append(entry)
             self._directory.cover_heads(taken_up)
             self._is_hearing = False
             self._asked.difference_update(asked)
