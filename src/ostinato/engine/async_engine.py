@@ -266,7 +266,7 @@ class AsyncEngine:
         erase in time."""
         with contextlib.suppress(queue.Empty):
             return self._commands.get(timeout=REST_SECONDS)
-        self._core.tiers.rest()
+        self._core.tiers.tend()
         try:
             return self._commands.get(timeout=IDLE_CHECK_SECONDS)
         except queue.Empty:

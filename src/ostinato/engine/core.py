@@ -215,7 +215,6 @@ class EngineCore:
         self._is_stalled = not plan.scheduled and not plan.preempted
         if not plan.scheduled:
             return []
-        self.tiers.computing()
         tokens = self._compute(plan)
         self._scheduler.advance(plan)
         self._fork(plan)

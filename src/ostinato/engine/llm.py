@@ -339,7 +339,6 @@ class LLM:
             core.tiers.tend()
             if interrupted.is_set():
                 raise KeyboardInterrupt
-        core.tiers.rest()
 
 
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -1,9 +1,7 @@
-"""TierCare: what the thread that drives an engine does for the tiers below the K/V pool, and when.
+"""TierCare: what the thread that drives an engine does for the tiers below the K/V pool.
 
-When a step computes, `computing`: stores go slowly and leave memory and the interpreter to the step.
-When its tokens are on their way, `tend`: stores of what was used again are started.
-When there is nothing to do, `rest`: the same, and stores go as fast as they can.
-When every request waits, `wait`: until a transfer ends.
+A step settles transfers that have ended. What else is due, the driver does when nobody waits for it: it calls
+`tend` once a step's tokens are on their way, and `wait` when every request waits for a transfer.
 """
 
 from __future__ import annotations
@@ -28,21 +26,10 @@ class TierCare:
         if self._tiers is not None:
             self._tiers.on_transfer_end(notify)
 
-    def computing(self) -> None:
-        """A step begins."""
-        if self._tiers is not None:
-            self._tiers.hold_stores()
-
     def tend(self) -> None:
-        """Start what can wait until a step's tokens are on their way."""
+        """Start stores of what was used again, and keep what the tiers hold of it young."""
         if self._tiers is not None:
             self._tiers.tend()
-
-    def rest(self) -> None:
-        """There is nothing else to do."""
-        if self._tiers is not None:
-            self._tiers.tend()
-            self._tiers.release_stores()
 
     def wait(self, timeout: float) -> None:
         """Sleep until a transfer ends, at most `timeout` seconds. For a caller with nothing else to do."""

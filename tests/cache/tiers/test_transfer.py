@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from ostinato.cache.tiers import transfer
 from ostinato.cache.tiers.transfer import (
     TASK_BYTES,
     Lane,
@@ -208,50 +207,6 @@ def test_a_stop_without_time_cancels_and_leaves_no_thread() -> None:
     pool.submit(late)
     assert list(pool.poll()) == [late]
     assert late.num_moved == 0
-    pool.close(0.0)
-
-
-def test_a_store_gets_on_while_the_engine_computes() -> None:
-    pool, one = transfers(), job(9, urgency=Urgency.STORE)
-    ended = threading.Event()
-    pool.notify = ended.set
-    pool.hold_stores()
-    pool.submit(one)
-    assert ended.wait(SECONDS)
-    assert one.num_moved == 9
-    pool.close(0.0)
-
-
-@pytest.mark.parametrize("let_go", ["release_stores", "wait", "close"])
-def test_a_store_that_is_held_goes_on_when_the_engine_rests_waits_or_stops(
-    let_go: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer, "HELD_SECONDS", 10 * SECONDS)
-    pool, one = transfers(), job(9, urgency=Urgency.STORE)
-    ended = threading.Event()
-    pool.notify = ended.set
-    pool.hold_stores()
-    pool.submit(one)
-    assert not ended.wait(0.05)
-    if let_go == "release_stores":
-        pool.release_stores()
-    else:
-        getattr(pool, let_go)(SECONDS)
-    assert ended.wait(SECONDS)
-    assert one.num_moved == 9
-    pool.close(0.0)
-
-
-def test_a_load_is_not_held_while_the_engine_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "HELD_SECONDS", 10 * SECONDS)
-    pool = transfers()
-    ended = threading.Semaphore(0)
-    pool.notify = lambda: ended.release()
-    pool.hold_stores()
-    pool.submit(job(9, urgency=Urgency.LOAD))
-    pool.submit(job(9, urgency=Urgency.PREFETCH))
-    assert ended.acquire(timeout=SECONDS)
-    assert ended.acquire(timeout=SECONDS)
     pool.close(0.0)
 
 

@@ -297,14 +297,6 @@ class TierHierarchy:
         if self._in_flight.poll():
             self._stores.write_down()
 
-    def hold_stores(self) -> None:
-        """The engine computes: let stores go slowly, until `release_stores` or `wait`."""
-        self._in_flight.hold_stores()
-
-    def release_stores(self) -> None:
-        """It does not: let them go as fast as they can."""
-        self._in_flight.release_stores()
-
     def on_transfer_end(self, notify: Callable[[], None]) -> None:
         """Have `notify` called, from another thread, whenever there is something for `poll` to settle."""
         self._in_flight.on_end(notify)

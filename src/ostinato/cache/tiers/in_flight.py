@@ -54,14 +54,6 @@ class InFlight:
             self.num_settled += 1
         return bool(finished)
 
-    def hold_stores(self) -> None:
-        """See `Transfers.hold_stores`."""
-        self._transfers.hold_stores()
-
-    def release_stores(self) -> None:
-        """See `Transfers.release_stores`."""
-        self._transfers.release_stores()
-
     def wait(self, timeout: float) -> bool:
         """Sleep until something can be settled, at most `timeout` seconds, and settle it."""
         if not self._settle:

@@ -38,10 +38,6 @@ REMOTE_TASK_BYTES = 8 * 2**20
 """The same over a network, where each task may cost a round trip."""
 
 
-HELD_SECONDS = 0.01
-"""Most that each task of a store waits while the engine computes: stores still get on, by 200 MB a second."""
-
-
 class Lane(Enum):
     """Which threads move the bytes."""
 
@@ -209,12 +205,6 @@ class Transfers(ABC):
         """`job.cancel()`; if nothing of it is being moved, it has finished now."""
         job.cancel()
 
-    def hold_stores(self) -> None:  # noqa: B027 (nothing to do for who has no threads of its own)
-        """The engine computes: stores go slowly, and leave it memory and the interpreter."""
-
-    def release_stores(self) -> None:  # noqa: B027
-        """It does not, or waits for a store: they go as fast as they can. So they do in `wait` and `close`."""
-
     @abstractmethod
     def wait(self, timeout: float) -> None:
         """Sleep until `poll` has something to give or nothing is under way, at most `timeout` seconds."""
@@ -230,9 +220,6 @@ class ThreadedTransfers(Transfers):
 
     Of each lane one takes the stores, and nothing else, at the lowest priority that the system has: nobody
     waits for a store, and one that took a core from the kernels would double the time to a first token.
-
-    While the engine computes, that thread also waits before each task, at most `HELD_SECONDS`: its copies take
-    memory bandwidth, and a thread of low priority that has lost its core may hold the interpreter meanwhile.
 
     Args:
         num_threads: of the local lane, at least two; the remote one has two.
@@ -252,8 +239,6 @@ class ThreadedTransfers(Transfers):
         self._threads: list[threading.Thread] = []
         self._has_loaders: set[Lane] = set()
         self._has_storer: set[Lane] = set()
-        self._engine_rests = threading.Event()
-        self._engine_rests.set()
         self._is_closed = False
 
     def submit(self, job: TransferJob) -> None:
@@ -283,19 +268,11 @@ class ThreadedTransfers(Transfers):
             finished, self._finished = self._finished, deque()
         return finished
 
-    def hold_stores(self) -> None:
-        self._engine_rests.clear()
-
-    def release_stores(self) -> None:
-        self._engine_rests.set()
-
     def wait(self, timeout: float) -> None:
-        self.release_stores()
         with self._changed:
             self._changed.wait_for(lambda: self._finished or not self._unfinished, timeout)
 
     def close(self, timeout: float) -> None:
-        self.release_stores()
         with self._changed:
             self._changed.wait_for(lambda: not self._unfinished, timeout)
             self._is_closed = True
@@ -333,8 +310,6 @@ class ThreadedTransfers(Transfers):
         queues = [self._queues[lane, urgency] for urgency in urgencies]
         while (taken := self._take(queues)) is not None:
             job, task = taken
-            if job.urgency is Urgency.STORE:
-                self._engine_rests.wait(HELD_SECONDS)
             job.run_task(task)
             job.end_task(task)
             with self._changed:
