@@ -99,5 +99,6 @@ def run_together(
             timing.total = now
             timing.output_tokens = delta.num_output_tokens
             timing.report = delta.report
+        core.tiers.tend()
     core.check_integrity()
     return CLOCK.monotonic() - start, list(timings.values())

@@ -130,6 +130,7 @@ def take_turn(bench: Bench, core: EngineCore, traffic: Traffic, turn: int) -> No
                 assert delta.report is not None
                 traffic.reports.append(delta.report)
                 del arrived[name]
+        core.tiers.tend()
     traffic.seconds += CLOCK.monotonic() - start
     for at, history in enumerate(traffic.histories):
         parts = (history, np.array(answers[f"c{at}"], np.int32), bench.prompt(rng, NEXT))

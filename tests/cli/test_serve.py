@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -12,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ostinato.cli import serve, server
+from ostinato.config import load_config
 from tests.cli.conftest import ENDLESS_CONTEXT, ServeProcess
 
 ENDLESS = {"max_tokens": ENDLESS_CONTEXT - 1_000, "ignore_eos": True}
@@ -97,6 +100,28 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain(start_server: Start) -> Non
     _, errors = server.process.communicate(timeout=60)
     assert server.process.returncode == 0
     assert "Traceback" not in errors
+
+
+def test_the_collector_waits_until_the_server_is_ready(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Server:
+        def __init__(self, app: object, *, on_ready: Callable[[], None], **_: object) -> None:
+            self.on_ready = on_ready
+
+        def run(self, sockets: object) -> None:
+            seen.append(gc.isenabled())
+            self.on_ready()
+            seen.append(gc.isenabled())
+
+    monkeypatch.setattr(server, "HTTPServer", Server)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(serve, "_set_up_logging", lambda level: None)
+    flags = {"model": str(tiny_model), "data_dir": tmp_path, "server": {"port": 0}}
+    serve.run(load_config(flags), "warning")
+    assert seen == [False, True]
 
 
 def test_a_port_in_use_is_told_with_the_way_out(run_ostinato: Run, tiny_model: Path) -> None:

@@ -55,6 +55,18 @@ def test_a_restart_remembers_what_was_used_last(lasting: TierMaker) -> None:
     assert all(stored(second, used))
 
 
+def test_a_full_tier_makes_room_after_a_restart(lasting: TierMaker) -> None:
+    first = lasting.make(4)
+    store(first, chain("old", 4))
+    first.close()
+    second = lasting.make(4)
+    stored(second, keys_of(chain("old", 4)))  # what is on a server is found when it is asked for
+    new = chain("new", 4)
+    store(second, new)
+    assert all(stored(second, keys_of(new)))
+    second.check_integrity()
+
+
 def test_a_promise_outlives_a_restart(lasting: TierMaker) -> None:
     first = lasting.make()
     blocks, others = chain("x", 2), chain("y", 2)

@@ -7,6 +7,7 @@ have been copied, one block reused too early, and the tokens differ from `expect
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from ostinato.engine.request import EngineRequest
 from ostinato.engine.runner import ModelRunner
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.scheduler import ScheduledRequest, Scheduler
+from ostinato.engine.tier_care import TierCare
 from ostinato.ops.base import BatchMetadata, Float32Array
 
 VOCAB_SIZE = 64
@@ -246,6 +248,20 @@ class Engine:
         assert (stats.running, stats.waiting) == (0, 0)
         assert stats.blocks.free + stats.blocks.cached == stats.blocks.total
         self.core.check_integrity()
+
+
+class CountingCare(TierCare):
+    """Of no tiers; counts how often they are seen to."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(None, clock)
+        self.tended = threading.Semaphore(0)
+        self.times = 0
+
+    def tend(self) -> None:
+        super().tend()
+        self.times += 1
+        self.tended.release()
 
 
 class Collected:

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
+from ostinato.clock import ManualClock
 from ostinato.config import OstinatoConfig
 from ostinato.engine import async_engine
 from ostinato.engine.async_engine import THREAD_NAME, AsyncEngine
 from ostinato.engine.outputs import FinishReason, OutputDelta
-from ostinato.engine.tier_care import TierCare
+from ostinato.engine.tier_care import MOST_SECONDS_UNTENDED
 from ostinato.errors import (
     EngineOverloadedError,
     EngineStoppedError,
     InvalidRequestError,
     RequestFailedError,
 )
-from tests.engine.harness import Engine, expected_tokens, request, tokens
+from tests.engine.harness import CountingCare, Engine, expected_tokens, request, tokens
 
 TIMEOUT = 60.0
 
@@ -221,22 +222,10 @@ def test_stopping_ends_running_requests_with_abort() -> None:
     play(scene())
 
 
-class Care(TierCare):
-    """Of no tiers; counts how often they are seen to."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.tended = threading.Semaphore(0)
-        self.times = 0
-
-    def tend(self) -> None:
-        self.times += 1
-        self.tended.release()
-
-
 def test_tiers_are_seen_to_between_steps_and_once_there_is_nothing_to_do() -> None:
     async def scene() -> None:
-        harness, care = Engine(), Care()
+        clock = ManualClock()
+        harness, care = Engine(clock=clock), CountingCare(clock)
         harness.core.tiers = care
         async with serving(harness) as engine:
             await answer(engine, "a", tokens(9), max_tokens=8, ignore_eos=True)
@@ -252,14 +241,16 @@ def test_who_asks_again_at_once_does_not_wait_for_the_tiers_which_are_seen_to_no
     monkeypatch.setattr(async_engine, "REST_SECONDS", TIMEOUT)
 
     async def scene() -> None:
-        harness, care = Engine(), Care()
+        clock = ManualClock()
+        harness, care = Engine(clock=clock), CountingCare(clock)
         harness.core.tiers = care
         async with serving(harness) as engine:
-            for number in range(async_engine.MOST_STEPS_UNTENDED - 1):
+            for number in range(40):
                 await answer(engine, f"{number}", tokens(9), max_tokens=1)
             assert care.times == 0
-            await answer(engine, "one more", tokens(9), max_tokens=1)
-            await answer(engine, "and another", tokens(9), max_tokens=1)
+            clock.advance(MOST_SECONDS_UNTENDED)
+            await answer(engine, "later", tokens(9), max_tokens=1)
+            await answer(engine, "and again", tokens(9), max_tokens=1)
             assert care.times == 1
 
     play(scene())

@@ -22,7 +22,7 @@ from ostinato.errors import (
     ModelNotFoundError,
     RequestFailedError,
 )
-from tests.engine.harness import Engine, expected_tokens, tokens
+from tests.engine.harness import CountingCare, Engine, expected_tokens, tokens
 from tests.tiny import write_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -45,6 +45,13 @@ def test_a_single_prompt_gives_a_list_of_one_output(llm: LLM) -> None:
     assert output.outputs[0].token_ids == expected_tokens(ids, 6, ignore_eos=True)
     assert output.outputs[0].finish_reason is FinishReason.LENGTH
     assert isinstance(output.report, CacheReport)
+
+
+def test_tiers_are_seen_to_after_each_step(engine: Engine, llm: LLM) -> None:
+    care = CountingCare(engine.clock)
+    engine.core.tiers = care
+    llm.generate("HELLO", GREEDY, use_tqdm=False)
+    assert care.times == engine.core.stats().steps_total > 0
 
 
 def test_token_ids_need_no_text(llm: LLM) -> None:

@@ -40,9 +40,6 @@ STALL_SECONDS = 0.05
 REST_SECONDS = 0.02
 """The engine rests once there was nothing to do for so long: who asks one thing after the other asks sooner."""
 
-MOST_STEPS_UNTENDED = 32
-"""After so many steps the tiers are seen to, although the engine never rests."""
-
 IDLE_CHECK_SECONDS = 1.0
 """The cache's invariants are checked after this long without work, once until there is work again."""
 IDLE_EXPIRE_SECONDS = 5.0
@@ -106,7 +103,6 @@ class AsyncEngine:
         self._core = core
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._waiters: dict[str, _Waiter] = {}
-        self._steps_untended = 0
         self._stats = core.stats()
         self._thread: threading.Thread | None = None
         self._gate = threading.Lock()
@@ -214,14 +210,10 @@ class AsyncEngine:
         for request_id in ended.union(failure.request_id for failure in failures):
             if not self._core.is_unfinished(request_id):
                 self._leave(request_id)
-        self._tend()
-
-    def _tend(self) -> None:
-        """See to the tiers, unless the next request may be on its way, which would have to wait for it."""
-        self._steps_untended += 1
-        if self._core.has_work or self._steps_untended >= MOST_STEPS_UNTENDED:
-            self._steps_untended = 0
+        if self._core.has_work:
             self._core.tiers.tend()
+        else:
+            self._core.tiers.tend_if_due()
 
     def _meter(
         self, deltas: Iterable[OutputDelta], failures: Iterable[RequestFailure] = ()

@@ -122,7 +122,7 @@ class EngineCore:
         self._clock = clock
         self._integrity = integrity
         self._sampling = sampling
-        self.tiers = TierCare(manager.tiers)
+        self.tiers = TierCare(manager.tiers, clock)
         self._groups: dict[str, AnswerGroup] = {}
         self._failures: list[RequestFailure] = []
         self._finished: Counter[FinishReason] = Counter()

@@ -137,7 +137,7 @@ class DiskTier(SlottedTier):
             self._orders[entry] = (record.order, record.hits)
             taken_up.append(entry)
         self._directory.cover_heads(taken_up)
-        self._directory.unpin(taken_up, ())
+        self._directory.unpin(taken_up[::-1], ())
 
     def _tidy(self, index: DiskIndex) -> None:
         """Clear what does not count, and shrink the files to the bound."""

@@ -355,6 +355,7 @@ class TierHierarchy:
         if self._is_closed:
             return
         self._is_closed = True
+        self.tend()
         deadline = self._clock.monotonic() + self._flush_seconds
         if self._tiers[-1].tier is not Tier.RAM and self._flush_seconds > 0:
             self._flush(deadline)

@@ -1,0 +1,1 @@
+"""How fast K/V formats are read, side by side in one run."""
