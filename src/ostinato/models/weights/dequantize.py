@@ -45,7 +45,7 @@ def dequantize(stored: npt.NDArray[np.uint8], type_id: int, shape: tuple[int, ..
         shape: of the result.
 
     Raises:
-        NotImplementedError: the `gguf` package cannot decode the type.
+        NotImplementedError: the `gguf` package cannot decode the type.  # ok: its error, translated in gguf.py
     """
     if type_id not in _UNPACKERS:
         # Imported here: a start with a model that does not need it is faster without.
